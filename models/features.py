@@ -117,7 +117,12 @@ def all_features(model: FlatModel, samples: Samples) -> Tensor:
 
 
 def members(y: Tensor, classes: int) -> Tensor:
-    """Return (n, C): 1 if a sample is of the class. (``one_hot`` would copy the labels from the device.)"""
+    """Return (n, C): 1 if a sample is of the class. (``one_hot`` would copy the labels from the device.)
+
+    Of findings y (n, L): (n, 2L), whether a sample is without, and with, each of them.
+    """
+    if y.dim() > 1:
+        return (y[:, :, None] == torch.arange(2, device=y.device)).flatten(1).float()
     return (y[:, None] == torch.arange(classes, device=y.device)).float()
 
 

@@ -58,6 +58,9 @@ class Passes:
     precision: str = "float32"  # or bf16, fp16 (models/precision/autocast.py)
     # Of the classes (C,), by whose sum over a batch its loss is divided
     weights: Tensor | None = field(default=None, compare=False)
+    group: Any = (
+        None  # the silo's processes that divide a batch (models/parallel), if there are several
+    )
 
 
 class FlatModel:
@@ -114,7 +117,7 @@ class FlatModel:
         self._watch_embeddings()
         # Dropout is a module, or a call in the forward pass of a network, which then sets ``has_dropout``.
         self.has_dropout = getattr(module, "has_dropout", False) or any(
-            isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules()
+            isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in module.modules()
         )
         self.has_batch_norm = bool(norms)
         self.graphs: dict[Any, Any] = {}  # of gradients, on a GPU (models/graphs.py)
@@ -237,6 +240,8 @@ class FlatModel:
                 self.embeddings[name].weight.grad.index_fill_(0, index, 0.0)  # type: ignore[union-attr]
         self._rows = {name: [] for name in self.embeddings}
         yield
+        if self.passes.group is not None:
+            self._rows = None  # the other processes' rows
         self._known = self.gradient._version
 
     def release_training(self) -> None:

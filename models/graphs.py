@@ -87,6 +87,7 @@ def _repeats(model: FlatModel, x: Any, loss: Any) -> bool:
         and model.layout.size <= MOST_PARAMETERS
         and not (model.has_dropout or model.embeddings or model.scale.used)
         and model.passes.parts == 1
+        and model.passes.group is None
         and isinstance(loss, FunctionType)
         and not loss.__closure__
         and all(map(_is_steady, model.module.modules()))

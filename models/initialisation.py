@@ -97,6 +97,6 @@ def _build_seeded(
             network = freeze(network, part)
             if not part.lora_rank:
                 return network
-            return adapt(network, part.lora_rank, part.lora_alpha)
+            return adapt(network, part.lora_rank, part.lora_alpha, part.lora_residual)
 
         return with_method(head, shape, start, finish)

@@ -2,7 +2,8 @@
 
 A (r, inputs) starts Kaiming-uniform, B (outputs, r) at zero, so that the initial outputs are those without LoRA. The
 layer's ``weight`` is the sum, computed at each access. So every reader of it (PyTorch's own attention, too) gets the
-change, and a merged model has the outputs of the trained one.
+change, and a merged model has the outputs of the trained one. A method may add what is of no low rank: with a
+``residual`` R (outputs, inputs), from zero, the sum is W + (α / r) (B A + R).
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ PLACE = "parametrizations.weight"  # below a layer: where PyTorch keeps W, as ``
 class LowRank(nn.Module):
     """Parametrisation W -> W + (α / r) B A."""
 
-    def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
+    def __init__(self, weight: Tensor, rank: int, alpha: float, residual: bool = False) -> None:
         super().__init__()
         outputs, inputs = weight.shape
         self.scale = alpha / rank
         self.lora_a = nn.Parameter(torch.empty(rank, inputs))
         self.lora_b = nn.Parameter(torch.zeros(outputs, rank))
+        if residual:
+            self.lora_residual = nn.Parameter(torch.zeros(outputs, inputs))
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     def forward(self, weight: Tensor) -> Tensor:
-        return self.adapt_weight(weight, self.lora_a, self.lora_b)
+        return self.adapt_weight(weight, *self.parameters())
 
-    def adapt_weight(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return weight + self.scale * (b @ a)
+    def adapt_weight(self, weight: Tensor, a: Tensor, b: Tensor, *residual: Tensor) -> Tensor:
+        return weight + self.scale * sum(residual, b @ a)
 
 
-def adapt(network: nn.Module, rank: int, alpha: float) -> nn.Module:
+def adapt(network: nn.Module, rank: int, alpha: float, residual: bool = False) -> nn.Module:
     """Let the network's frozen linear layers learn a change of this rank. Raises UserError where it has none."""
     layers = [
         layer
@@ -59,21 +62,17 @@ def adapt(network: nn.Module, rank: int, alpha: float) -> nn.Module:
         )
     for layer in layers:
         parametrize.register_parametrization(
-            layer, "weight", LowRank(layer.weight, rank, alpha)
+            layer, "weight", LowRank(layer.weight, rank, alpha, residual)
         )
     return network
 
 
 def merge_lora(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Turn the ``state_dict`` of an adapted network into that of the network without LoRA, with the same outputs."""
-    for name, layer in network.named_modules(remove_duplicate=False):
-        if parametrize.is_parametrized(layer, "weight"):
-            change = layer.get_submodule(PLACE)[0]
-            if isinstance(change, LowRank):
-                below = f"{name}.{PLACE}"
-                parts = [
-                    tensors.pop(f"{below}.{part}")
-                    for part in ("original", "0.lora_a", "0.lora_b")
-                ]
-                tensors[f"{name}.weight"] = change.adapt_weight(*parts)
+    for name, change in network.named_modules(remove_duplicate=False):
+        if isinstance(change, LowRank):
+            weight = tensors.pop(f"{name[:-1]}original")
+            parts = [tensors.pop(f"{name}.{part}") for part, _ in change.named_parameters()]
+            layer = name.removesuffix(f"{PLACE}.0")
+            tensors[f"{layer}weight"] = change.adapt_weight(weight, *parts)
     return tensors

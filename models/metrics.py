@@ -75,6 +75,7 @@ def loss_function(
 
 
 METRICS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc")
+LOSSES = ("loss", "mae", "rmse")  # less is better
 FARTHEST = 1e100  # farther than float32 predictions can be from a label, squared; means and variances stay finite
 
 # Ranges of metrics; all others lie in 0..1. Only a loss, which enters no mean over silos, may overflow.

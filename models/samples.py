@@ -125,6 +125,12 @@ class Samples:
         copied.at_once = MOST_AT_ONCE
         return copied
 
+    def with_labels(self, y: Tensor) -> Samples:
+        """Return the same samples with these labels (n, ...), on the device."""
+        copied = copy.copy(self)
+        copied._y = y
+        return copied
+
     def in_order(self, size: int = 0) -> list[slice]:
         """Return the slices of all samples in their order, ``size`` in each (0: ``at_once``)."""
         size = size or self.at_once

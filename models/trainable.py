@@ -32,6 +32,7 @@ class Part:
     weights: Weights | None = None
     lora_rank: int = 0
     lora_alpha: float = 0.0
+    lora_residual: bool = False  # whether such a change has a residual beside its factors
 
     @property
     def whole(self) -> bool:

@@ -127,7 +127,12 @@ def _gradient(
 ) -> Tensor:
     """Write a batch's gradient, clipped where the run says so; return the mean loss."""
     with model.one_gradient():
-        value = _add_gradients(model, x, y, loss, network)
+        least = 2 if model.has_batch_norm else 1
+        add = partial(_add_gradients, model, loss, network, y, least)
+        if (group := model.passes.group) is None:
+            value = add(x, y)
+        else:
+            value = group.gradient(model, parts_of(x, y, group.size, least), add)
         if model.scale.factor != 1:
             model.gradient.div_(model.scale.factor)
         if model.passes.clip:
@@ -136,19 +141,28 @@ def _gradient(
 
 
 def _add_gradients(
-    model: FlatModel, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None
+    model: FlatModel,
+    loss: Loss | OnFeatures,
+    network: nn.Module | None,
+    batch: Tensor,
+    least: int,
+    x: Any,
+    y: Tensor,
 ) -> Tensor:
-    """Add the gradient of each part of a batch, times the loss scale; return the batch's mean loss."""
+    """Add the gradient of each part of samples, times the loss scale; return their part of the mean loss.
+
+    ``batch``: the labels of the whole batch, of which they are all or some.
+    """
     total: Tensor | float = 0.0
-    for own_x, own_y in parts_of(x, y, model.passes.parts, 2 if model.has_batch_norm else 1):
+    for own_x, own_y in parts_of(x, y, model.passes.parts, least):
         if isinstance(loss, OnFeatures):
             with seen_features(model) as seen:
                 logits = (network or model.module)(own_x)
             value = loss.of(logits, seen[-1], own_y)
         else:
             value = loss((network or model.module)(own_x), own_y)
-        if len(own_y) < len(y):
-            value = value * share_of(own_y, y, model.passes.weights)
+        if len(own_y) < len(batch):
+            value = value * share_of(own_y, batch, model.passes.weights)
         total = total + value.detach()
         if model.scale.used:
             value = value * model.scale.factor

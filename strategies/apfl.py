@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from models.optimizers import Optimizer
+from models.privacy.records import quietly
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY, OWN_RATE
-from strategies.base.privacy import private_gradients, quietly
+from strategies.base.privacy import private_gradients
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy

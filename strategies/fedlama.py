@@ -41,7 +41,6 @@ from torch import Tensor
 from models.flat import gather, scatter
 from models.layout import Layout, size_of
 from partitions.common.adding import added
-from strategies.base.aggregation.spread import COUNT
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS, Sums
 from strategies.base.settings import Averaging, setting
@@ -160,11 +159,11 @@ class FedLAMA(PersonalizedStrategy):
         return flagged_parts(self.layout, self.due())
 
     def sizes(self, silo: str) -> dict[str, int]:
-        squares = COUNT * len(self.layout.parameters) * self.adjusts()
+        squares = len(self.layout.parameters) * self.adjusts()
         return {"layers": size_of(self.shared_parts()), "squares": squares}
 
     def most_sizes(self, silo: str) -> dict[str, int]:
-        return {"squares": COUNT * len(self.layout.parameters)}
+        return {"squares": len(self.layout.parameters)}
 
     def begin_round(self) -> None:
         # What silos that were last heard of in that round get

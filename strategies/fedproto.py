@@ -87,6 +87,15 @@ def check_table(table: Tensor, classes: int) -> None:
         raise DataError("the shares of its classes are not between 0 and 1")
 
 
+def check_all_classes(client: SiloClient, shares: Tensor) -> None:
+    """Raise UserError for a silo in a secure sum that has no share of some class."""
+    if not bool((shares > 0).all()):
+        raise UserError(
+            f"{client.silo.name}: {client.info.name} with secure-aggregation = true needs training samples of every "
+            "class at each silo, of min-cell patients or more, so that no class's sum is of few silos; here are not all"
+        )
+
+
 def average(
     tables: Sequence[Tensor],
     weights: Sequence[float],
@@ -195,11 +204,7 @@ class FedProtoClient(SiloClient):
         marks = shares if s.weighting == "samples" else (shares > 0).float()
         if not self.common.secure_aggregation:
             return [make_table(means, marks)]
-        if not bool((shares > 0).all()):
-            raise UserError(
-                f"{self.silo.name}: fedproto with secure-aggregation = true needs training samples of every class at "
-                "each silo, of min-cell patients or more, so that no class's sum is of few silos; here are not all"
-            )
+        check_all_classes(self, shares)
         return [make_table(means * marks[:, None], marks)]
 
     def personal(self) -> Tensor:

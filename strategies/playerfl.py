@@ -41,7 +41,6 @@ from models.flat import gather
 from models.layout import Layout
 from models.training import generator
 from partitions.common.errors import DataError
-from strategies.base.aggregation.spread import COUNT
 from strategies.base.info import OTHER_LAYERS, OWN_LAYERS, No, Sums
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
@@ -181,7 +180,7 @@ class PLayerFL(PartialStrategy):
         return self.pack({GLOBAL: self.state.model}, cut=self.state.cut)
 
     def sizes(self, silo: str) -> dict[str, int]:
-        size = COUNT * len(self.layout.blocks) * (self.state.cut < 0)
+        size = len(self.layout.blocks) * (self.state.cut < 0)
         return {**super().sizes(silo), "sensitivity": size}
 
     def check(self, update: Update) -> None:

@@ -145,9 +145,10 @@ def with_method(
 def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None) -> nn.Module:
     """Replace the network's last layer by the head ``make(last layer)``, from features (b, K) to logits (b, C).
 
-    Without ``make`` the network is unchanged. The head lists its layer blocks in ``block_names``; they follow the
-    body's, as ``fc2.policy``. It sets ``has_dropout`` where it draws random numbers in training. The network's own
-    weights are those without the head. Raises UserError where its last layer is not linear with a bias.
+    Without ``make``, or where it returns the layer, the network is unchanged. The head lists its layer blocks in
+    ``block_names``; they follow the body's, as ``fc2.policy``. It sets ``has_dropout`` where it draws random numbers
+    in training. The network's own weights are those without the head. Raises UserError where its last layer is not
+    linear with a bias.
     """
     if make is None:
         return network
@@ -166,6 +167,8 @@ def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None)
             f"this method replaces the last layer, and {' and '.join(tied[0])} are one tensor"
         )
     head = make(layer)
+    if head is layer:
+        return network
     owner, _, leaf = last.rpartition(".")
     setattr(network.get_submodule(owner), leaf, head)
     parts = tuple(f"{last}.{part}" for part in block_names(head))

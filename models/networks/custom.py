@@ -192,6 +192,15 @@ def check_network(
             del start
         _check_shapes(() if several else trained, wanted)
         _check_shapes(seen, wanted, " in evaluation")
+        said = torch.stack(seen)
+        if not torch.isfinite(said).all():
+            raise UserError(
+                "its outputs of finite inputs are no finite numbers, before any training"
+            )
+        if outputs > 1 and said.min() >= 0 and ((said.sum(2) - 1).abs() < 1e-5).all():
+            raise UserError(
+                "its outputs are probabilities, which add up to 1: end it without a softmax, for losses take logits"
+            )
         if not torch.equal(*seen):
             raise UserError(
                 "in evaluation it says two things of the same input: it must not draw numbers there"

@@ -113,16 +113,22 @@ class Trees(nn.Module):
         iterations, groups, width = nodes.shape
         columns, thresholds, leaves = (part.flatten() for part in split(nodes))
         # Numbers that a file or a message may hold must not point outside of a sample
-        columns = columns.nan_to_num(-1).clamp(-1, self.tree_columns - 1).long()
-        tree = torch.arange(iterations * groups, device=x.device)
+        columns = columns.nan_to_num(-1).clamp(-1, self.tree_columns - 1).int()
+        thresholds = thresholds.masked_fill(columns < 0, torch.nan)  # all go to the left
+        columns, values = columns.clamp(min=0), x.flatten()
+        # index_select by 32 bits takes a third of the time of indexing
+        tree = torch.arange(iterations * groups, dtype=torch.int32, device=x.device)
+        rows = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)[:, None]
         splits = width // 3
-        place = torch.zeros(x.shape[0], 1, dtype=torch.long, device=x.device)
+        place = torch.zeros_like(rows)
         for _ in range(self.settings.depth):
-            at = tree * splits + place
-            column = columns[at]
-            right = (x.gather(1, column.clamp(min=0)) >= thresholds[at]) & (column >= 0)
-            place = 2 * place + 1 + right
-        return leaves[tree * (splits + 1) + place - splits].view(x.shape[0], iterations, groups)
+            at = (tree * splits + place).flatten()
+            column = columns.index_select(0, at).view(x.shape[0], len(tree))
+            value = values.index_select(0, (rows * self.tree_columns + column).flatten())
+            right = value >= thresholds.index_select(0, at)
+            place = 2 * place + 1 + right.view_as(column)
+        at = (tree * (splits + 1) + place - splits).flatten()
+        return leaves.index_select(0, at).view(x.shape[0], iterations, groups)
 
     def forward(self, x: Tensor) -> Tensor:
         total = self.leaves(x).sum(1)

@@ -94,7 +94,7 @@ def add_noise(total: Tensor, deviation: float, key: bytes) -> Tensor:
     parts = (torch.split(vector, BLOCK) for vector in (total.cpu(), result))
     blocks = zip(*parts, gaussians(key, total.numel()), strict=True)
     for sum_, values, noise in blocks:
-        on_grid = sum_.double().div_(step).round_()
+        on_grid = (sum_.double() / step).round_()
         if not bool((on_grid.abs() <= LARGEST).all()):
             raise OverflowError(
                 "a sum of clipped gradients that is not finite, or too large for its noise"

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from logging import WARNING
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from flwr.common import log
 from torch import Tensor, nn
 
+from models.features import features
+from models.flat import FlatModel
 from models.privacy.layers import Parts, gradient_parts, is_trained
+from models.samples import Samples
 from models.tasks.regression import square_loss
 from models.tasks.segmentation import segmentation_loss
 from models.training import Loss, OnFeatures
 from partitions.common.errors import UserError
+from partitions.common.memory import is_out_of_memory
 
+T = TypeVar("T")
 # Losses that are means of the records' losses
 MEANS = (F.cross_entropy, square_loss, segmentation_loss)
 MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -105,3 +113,42 @@ def code_of(loss: Loss | OnFeatures) -> object:
     """The code of a loss, the same for one that is defined anew at each step; else its type."""
     function = loss.of if isinstance(loss, OnFeatures) else loss
     return getattr(function, "__code__", type(function))
+
+
+def features_of_each(
+    model: FlatModel, samples: Samples, longest: float
+) -> tuple[Tensor, Tensor]:
+    """Return features (n, K) shortened to this norm, and whether a record has any (n,), 0 or 1, both float64.
+
+    Each record goes through the network alone. One that fails, or whose features are not finite, has none: zeros.
+    """
+    none = torch.full((1, model.layout.features), math.nan, device=samples.device)
+    model.module.eval()
+    each = torch.split(torch.arange(len(samples), device=samples.index_device), 1)
+    rows = [
+        quietly(model, none, features, model, samples, record).flatten(1) for record in each
+    ]
+    model.module.train()
+    z = torch.cat(rows).double()
+    norms = z.norm(dim=1)
+    shorter = (longest / norms).clamp(max=1.0)
+    return (z * shorter[:, None]).nan_to_num(0.0, 0.0, 0.0), norms.isfinite().double()
+
+
+def quietly(privacy: object | None, otherwise: T, work: Callable[..., T], *arguments: Any) -> T:
+    """Return ``work(*arguments)``; with privacy ``otherwise`` if it fails, as an error would reveal the records."""
+    if privacy is None:
+        return work(*arguments)
+    try:
+        return work(*arguments)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        log(
+            WARNING,
+            "%s failed, which stays here: %s: %s",
+            work.__name__,
+            type(error).__name__,
+            error,
+        )
+        return otherwise

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from models.flat import Passes, apart, gather, is_finite, write
 from models.networks.outputs import LossOfSeveral, has_several
+from models.privacy.records import quietly
 from partitions.common.errors import UserError
 from partitions.common.own_code import load_function
 from partitions.common.settings import values_of
 from strategies.base.aggregation.secure import integers_of
 from strategies.base.contract import SiloMethod
 from strategies.base.info import MethodInfo, shares_buffers, upload_names
-from strategies.base.privacy import PrivateTraining, kept_finite, private_gradients, quietly
+from strategies.base.privacy import PrivateTraining, kept_finite, private_gradients
 from strategies.base.settings import Common
 from strategies.base.silo import RECEIVED, Silo, check_step, class_weights
 from strategies.base.state import BUFFERS, ClientState, State, model_in
@@ -55,7 +56,9 @@ class SiloClient(SiloMethod, NumPyClient):
         self.model = silo.model
         weights = class_weights(silo) if common.class_weights == "balanced" else None
         self.model.compute(
-            Passes(common.accumulate, common.clip_gradient, common.precision, weights)
+            Passes(
+                common.accumulate, common.clip_gradient, common.precision, weights, silo.group
+            )
         )
         self.loss = self.loss_over(weights)
         if has_several(self.model.module):
@@ -131,6 +134,8 @@ class SiloClient(SiloMethod, NumPyClient):
         evaluated = time.perf_counter()
         with private_gradients(self.privacy):
             vectors = self.local_update()
+        if self.silo.group is not None:
+            self.silo.group.check_equal(self.model.vector)
         if self.shares_buffers:
             # With dp no layer may change them: a buffer that one changed in spite of that has no noise, and stays.
             buffers = self.model.buffers if self.privacy is None else self.received_buffers

@@ -18,6 +18,7 @@ from models.layout import Layout, size_of
 from models.training import Loss, Network, generator, loss_gradient
 from partitions.common.errors import DataError
 from strategies.base.aggregation.bounded import replacement
+from strategies.base.aggregation.spread import COUNT
 from strategies.base.info import OWN_LOSS, MethodInfo
 from strategies.base.plan import RoundPlan, SiloInfo
 from strategies.base.robust import weighted_mean
@@ -160,6 +161,8 @@ class ServerMethod:
     # ``size``; "": none.
     head: ClassVar[Any] = None
     head_size: ClassVar[str] = ""
+    # Whether a change of low rank has a residual beside its factors, which the server sets (models/lora.py)
+    lora_residual: ClassVar[bool] = False
 
     common: Common
     settings: Any
@@ -275,8 +278,10 @@ class ServerMethod:
             raise DataError(f"'{name}' is {value!r:.80}, not a {kind.words_of_bounds(high)}")
         return value
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        """Return the length that the uploaded vector of this name must have, in this round and from this silo."""
+    def upload_size(self, name: str, silo: str = "", *, most: bool = False) -> int:
+        """Return the length of the uploaded vector of this name from this silo, in this round; ``most``: in any."""
         if name == BUFFERS:
             return size_of(self.shared_buffers())
-        return self.sizes(silo).get(name, self.layout.size)
+        sizes = self.most_sizes(silo) if most else self.sizes(silo)
+        times = COUNT if name in self.info.summed_also else 1
+        return times * sizes.get(name, self.layout.size)

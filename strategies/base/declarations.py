@@ -1,14 +1,15 @@
-"""The methods' declarations (MethodInfo), written to docs/attacks.md's table and to the tables of a hospital's policy.
+"""The methods' declarations (MethodInfo), written to tables of two pages and to those of a hospital's policy.
 
-The table lists, per method, what the server and the other hospitals see of a hospital; tests compare it with captured
-messages. ``client/protocol/methods.json`` is for the site's own process, which imports no method. ``make settings``
-writes both.
+That of docs/attacks.md lists, per method, what the server and the other hospitals see of a hospital; tests compare it
+with captured messages. docs/compare.md lists what a newcomer gets. ``client/protocol/methods.json`` is for the site's
+own process, which imports no method. ``make settings`` writes all.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import Field
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +30,6 @@ BEGIN = "<!-- made by `make settings`: begin -->"
 END = "<!-- made by `make settings`: end -->"
 PEER_MODEL = "which hands a silo's model to others"
 PEER_DANGER = "hands your model to the other hospitals by name: each of them can attack it"
-NOTHING = "nothing"  # a method with differential privacy in which nothing of the data leaves
 OWN = {"sent": "**is what is sent**", "layers": "some layers are sent", "kept": "stays"}
 PEERS = {
     "mean": "a mean over silos",
@@ -68,15 +68,30 @@ def methods_table() -> str:
     for method in strategies().values():
         name, *rest = row(method)
         alike.setdefault(tuple(rest), []).append(name)
-    rows = ([", ".join(names), *rest] for rest, names in alike.items())
+    return as_table(header, ([", ".join(names), *rest] for rest, names in alike.items()))
+
+
+def newcomers_table() -> str:
+    """Return the table of what a newcomer gets, with the methods of each kind."""
+    kinds = dict[str, list[str]]()
+    for name, method in strategies().items():
+        kinds.setdefault(method.info.newcomer or "nothing", []).append(f"`{name}`")
+    rows = ([f"**{kind}**", ", ".join(names)] for kind, names in sorted(kinds.items()))
+    return as_table(["gets", "methods"], rows)
+
+
+def as_table(header: list[str], rows: Iterable[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def with_table(page: str) -> str:
-    """Return the page with the current table."""
+PAGES = {"attacks.md": methods_table, "compare.md": newcomers_table}
+
+
+def with_table(page: str, table: str) -> str:
+    """Return the page with this table in place of the one before."""
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{methods_table()}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
 
 def method_table() -> dict[str, dict[str, Any]]:
@@ -96,7 +111,7 @@ def method_table() -> dict[str, dict[str, Any]]:
             {key: value for key, value in vars(noised).items() if value}
             for noised in training.dp_epochs
         ]
-        private = training.dp and {"nothing": NOTHING, "gradient": trainings}[training.dp]
+        private = trainings if training.dp == "gradient" else training.dp
         every |= {
             "rules": rules,
             "dangers": list(dict.fromkeys(dangers)),
@@ -203,8 +218,9 @@ def write_down(root: Path) -> None:
     ]
     file.write_text(f"{before}{toml_text(defaults(), TABLE)}\n{after}", "utf-8")
     (root / "docs" / "settings.md").write_text(settings_page(), "utf-8")
-    page = root / "docs" / "attacks.md"
-    page.write_text(with_table(page.read_text("utf-8")), "utf-8")
+    for name, make in PAGES.items():
+        page = root / "docs" / name
+        page.write_text(with_table(page.read_text("utf-8"), make()), "utf-8")
     table = root / "client" / "protocol" / "methods.json"
     table.write_text(method_table_text(), "utf-8")
 

@@ -102,8 +102,9 @@ class Training:
     trees: Literal["", "also", "only"] = ""
     # BatchNorm statistics: "shared" averages them with the setting ``buffers = "shared"``, "local" never does.
     buffers: Literal["", "shared", "local"] = ""
-    # Differential privacy: all that leaves is computed from noised "gradient"s, or "nothing" of the data leaves.
-    dp: Literal["gradient", "nothing"] | No = No("its MethodInfo does not declare `dp`")
+    # Differential privacy: all that leaves is computed from noised "gradient"s, or from noised "sums" over all records,
+    # one release a round (``PrivateTraining.noised``), or "nothing" of the data leaves.
+    dp: Literal["gradient", "sums", "nothing"] | No = No("its MethodInfo does not declare `dp`")
     # The trainings with noise in a round, for the hospital's privacy account (client/site/budget/accounting.py)
     dp_epochs: tuple[NoisedEpochs, ...] = (NoisedEpochs(),)
 

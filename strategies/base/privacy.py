@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from logging import WARNING
 from typing import Any, TypeVar
@@ -33,12 +33,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from models.flat import FlatModel, is_finite
 from models.privacy.accountant import OutOfRangeError, Releases, noise_multiplier_for
 from models.privacy.chunks import by_chunk, chunk_size
-from models.privacy.clipping import Clipping
+from models.privacy.clipping import ROUNDED, Clipping, length
 from models.privacy.layers import is_trained
 from models.privacy.noise import add_noise, derive_key, digest_of, poisson_sample, seed
 from models.training import Loss, OnFeatures, seed_torch
 from partitions.common.errors import UserError
-from partitions.common.memory import is_out_of_memory
 from strategies.base.info import MethodInfo
 from strategies.base.settings import Common, setting
 from strategies.base.state import State
@@ -50,14 +49,14 @@ class Privacy:
 
     clip_norm: float = setting(
         1.0,
-        "longest gradient of one unit; a longer one is shortened",
+        "longest gradient of one unit, or features of one record; longer ones are shortened",
         symbol="C",
         minimum=1e-6,  # far above lengths at which float32 rounding lengthens a gradient
         maximum=1e6,
     )
     noise_multiplier: float = setting(
         1.0,
-        "standard deviation of the noise on a batch's sum of gradients, in clip norms",
+        "standard deviation of the noise on a sum, in the most that a unit adds (of gradients: the clip norm)",
         symbol="σ",
         minimum=0.1,
         maximum=1e5,
@@ -214,10 +213,13 @@ class PrivateTraining:
         self.key = key
         self.model = model
         self.uses = uses
-        self.clipping = Clipping(model, plan.clip_norm, batch=sampling.batch_size)
         self.on = False  # whether gradients are private now
         self.steps = self.gradients = self.calls = 0
         self.batches = WeakIdKeyDictionary()  # a batch's labels -> Batch
+
+    @cached_property
+    def clipping(self) -> Clipping:
+        return Clipping(self.model, self.plan.clip_norm, batch=self.sampling.batch_size)
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Return a random generator with a seed that only the silo can compute."""
@@ -250,12 +252,32 @@ class PrivateTraining:
 
     def note(self, y: Tensor, groups: list[Tensor] | None) -> None:
         """Record that the batch with these labels was drawn, as one of the plan's steps."""
+        self._count_step()
+        self.batches[y] = Batch(groups, self.uses)
+
+    def _count_step(self) -> None:
         self.steps += 1
         if self.steps > self.plan.steps:
             raise AssertionError(
                 f"a training of more than the planned {self.plan.steps} private steps"
             )
-        self.batches[y] = Batch(groups, self.uses)
+
+    def unit_shares(self) -> Tensor:
+        """Return each record's share of its unit (n,), float64: of a patient with k records 1 / k."""
+        if self.units.patient is None:
+            return torch.ones(self.units.records, dtype=torch.float64)
+        _, numbers, records = np.unique(
+            self.units.patient, return_inverse=True, return_counts=True
+        )
+        return torch.from_numpy(1 / records[numbers])
+
+    def noised(self, total: Tensor, most: float) -> Tensor:
+        """Return a sum (d,) over all units with noise; ``most``: the largest norm of what a unit adds to it."""
+        self._count_step()
+        if not bool(length(total) <= self.units.count * most * ROUNDED):
+            raise AssertionError("a sum of more than its units can add")
+        key = derive_key(self.key, "sums", self.steps, digest_of([total]))
+        return add_noise(total, self.plan.noise_multiplier * most, key)
 
     def by_chunk(self, of: Callable[..., Any], *batch: Any) -> tuple[Any, ...]:
         """Return what ``of`` makes of a batch's tensors, row by row: each row's depends on it alone."""
@@ -324,27 +346,6 @@ def kept_finite(state: State, personal: Tensor, received: Tensor, name: str) -> 
         return personal
     log(WARNING, "%s: its own model diverged; it starts again from the received one", name)
     return received.clone()
-
-
-def quietly(
-    privacy: PrivateTraining | None, otherwise: T, work: Callable[..., T], *arguments: Any
-) -> T:
-    """Return ``work(*given)``; with privacy ``otherwise`` if it fails, because an error would reveal the records."""
-    if privacy is None:
-        return work(*arguments)
-    try:
-        return work(*arguments)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        log(
-            WARNING,
-            "%s failed, which stays here: %s: %s",
-            work.__name__,
-            type(error).__name__,
-            error,
-        )
-        return otherwise
 
 
 def round_digest(tensors: Mapping[str, Tensor], values: Sequence[object]) -> bytes:

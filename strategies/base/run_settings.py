@@ -198,7 +198,7 @@ class RunSettings:
         c = self.common
         weights = weights_of(file or Path(c.init_weights)) if c.init_weights else None
         trainable = "head" if c.lora_rank and c.trainable == "all" else c.trainable
-        lora = (c.lora_rank, c.lora_alpha) if c.lora_rank else ()
+        lora = (c.lora_rank, c.lora_alpha, self.strategy.lora_residual) if c.lora_rank else ()
         return Part(trainable, 0 if trainable == "all" else c.seed, weights, *lora)
 
     def model_for(self, shape: tuple[int, ...], task: str = "multiclass") -> tuple[str, Any]:
@@ -292,15 +292,9 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     return RunSettings(common, method, every.get(common.partition), models, ala, privacy)
 
 
-# Settings of earlier versions, and why
-REMOVED = {"vectorize": "silos train one after the other since 0.3"}
-
-
 def _check_keys(values: Mapping[str, object]) -> None:
     known = defaults()
     for key in values:
-        if key in REMOVED:
-            raise UserError(f"setting {key!r} is no more: {REMOVED[key]}; leave it out")
         if key not in known:
             raise UserError(
                 f"unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all"

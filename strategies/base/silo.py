@@ -59,6 +59,7 @@ class Silo:
     units: Any = None
     # Returns mean and deviation of each channel (2, C) as this silo releases them; None: as they are
     moments: Callable[[], Tensor] | None = None
+    group: Any = None  # of its processes, if it trains on several devices (models/parallel)
     inputs: str = ""  # in an evaluation: the digest of the statistics and of the order of columns and labels
 
 

@@ -1,7 +1,8 @@
 """State as a small record of arrays and numbers: the same record is stored, checkpointed and compared by tests.
 
 Its files are safetensors whose header begins with a seal: the SHA-256 of the file with zeros in the seal's place. A
-damaged file is rejected before anything is read from it. Any safetensors reader can read these files.
+damaged file is rejected before anything is read from it. Any safetensors reader can read these files. Equal arrays of a
+state are in its file once, and ``same`` in the header has the other names: a silo's best model is often its last.
 
 Typed fields of a method's state, for both sides, stored by the one codec of ``state.py``.
 
@@ -18,19 +19,17 @@ may change; keys in files do not. Replace an array, never write into it.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from logging import WARNING
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import safetensors
 import torch
-from flwr.common import log
 from torch import Tensor
 
 from models.flat import FlatModel
@@ -40,6 +39,7 @@ from partitions.common.files import write_atomically
 BLANK = b"0" * 64  # in the seal's place while it is computed
 BEFORE_SEAL = b'{"__metadata__":{"sha256":"'  # the start of a sealed file's header, after the 8 bytes of its length
 MODEL_OF = "model."  # prefix of the names of silos' models
+SAME = "same"  # in the header: {name: name of the equal array}
 GLOBAL, BUFFERS = "global", "buffers"  # names of models: the server's, and BatchNorm statistics
 # In the order in which safetensors writes them
 DTYPES = {
@@ -68,22 +68,62 @@ class State:
 
     def save(self, path: Path, keep: Path | None = None) -> None:
         """Write atomically, as sealed safetensors with the numbers in the header; ``keep`` gets the previous file."""
-        write_sealed(path, self.arrays, {"numbers": json.dumps(self.numbers)}, keep)
+        arrays, same = without_copies(self.arrays)
+        texts = {
+            "numbers": json.dumps(self.numbers),
+            **({SAME: json.dumps(same)} if same else {}),
+        }
+        write_sealed(path, arrays, texts, keep)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a state; raise DataError, which names the file, if it is unreadable or damaged."""
         try:
-            arrays, texts = read_sealed(path, ("numbers",))
-            numbers = json.loads(texts.get("numbers", "{}"))
+            arrays, texts = read_sealed(path)
+            numbers, same = (json.loads(texts.get(name, "{}")) for name in ("numbers", SAME))
             if not isinstance(numbers, dict):
                 raise DataError("its numbers have no names")
-            return cls(arrays, numbers)
-        except (OSError, ValueError, RecursionError) as error:
+            return cls(arrays | {name: arrays[held] for name, held in same.items()}, numbers)
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            RecursionError,
+        ) as error:
             raise DataError(f"the state file {path} cannot be read: {error}") from error
 
     def copy(self) -> Self:
         return type(self)(dict(self.arrays), json.loads(json.dumps(self.numbers)))
+
+
+def without_copies(arrays: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the arrays without those that equal another one bit for bit, and the other's name for each of these."""
+    kept, same, alike = dict[str, Tensor](), dict[str, str](), defaultdict[Any, list[str]](list)
+    for name in sorted(arrays, key=lambda name: (name != FIRST, name)):
+        array, data = arrays[name], bytes_of(arrays[name])
+        ends = torch.cat((data[:ALIGNED], data[-ALIGNED:])).tolist()  # in which most differ
+        others = alike[array.dtype, array.shape, array.device, *ends]
+        for other in others:
+            if torch.equal(data, bytes_of(arrays[other])):
+                same[name] = other
+                break
+        else:
+            others.append(name)
+            kept[name] = array
+    return kept, same
+
+
+def bytes_of(array: Tensor) -> Tensor:
+    return array.detach().contiguous().flatten().view(torch.uint8)
+
+
+def map_arrays(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return arrays of a state as maps of its file, without a check of it."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        same = json.loads(file.metadata().get(SAME, "{}"))
+        return {name: file.get_tensor(same.get(name, name)) for name in names}
 
 
 # Of a model's arrays: its vector, its running statistics, its counts
@@ -140,8 +180,7 @@ def write_sealed(
             file.write(begin)
             # One after the other: a copy of all would double a silo's memory
             for name in names:
-                plain = tensors[name].detach().cpu().contiguous().flatten()
-                data = plain.view(torch.uint8).numpy().data
+                data = bytes_of(tensors[name].cpu()).numpy().data
                 digest.update(data)
                 file.write(data)
             file.seek(begin.index(BLANK))
@@ -150,47 +189,30 @@ def write_sealed(
     write_atomically(path, write, keep=keep)
 
 
-def read_sealed(path: Path, texts: Collection[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return tensors and texts of a sealed file. ``texts``: the header keys that older files without a seal may have.
-
-    Raises OSError, or ValueError if the file is damaged.
-    """
-    whole = _is_whole(path)
+def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return tensors and texts of a sealed file. Raises OSError, or ValueError if the file is damaged."""
+    _check_seal(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if not whole:
-                if not metadata.keys() <= set(texts):
-                    raise DataError("it is damaged: its header is not as it was written")
-                _tell_of_age()
             # Copies: a view into the file has another alignment than memory, and sums then differ in the last bits.
-            return {name: file.get_tensor(name).clone() for name in file.keys()}, metadata  # noqa: SIM118
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata()
     except safetensors.SafetensorError as error:
         raise DataError(str(error)) from error
 
 
-def _is_whole(path: Path) -> bool:
-    """Return whether the file has a seal; raise DataError if the seal does not match."""
+def _check_seal(path: Path) -> None:
+    """Raise DataError if the file has no seal, or another one than its content."""
     with path.open("rb") as file:
         start = file.read(8 + len(BEFORE_SEAL))
         if not start.endswith(BEFORE_SEAL):
-            return False
+            raise DataError("it is damaged: its header is not as it was written")
         seal = file.read(len(BLANK))
         digest = hashlib.sha256(start + BLANK)
         while piece := file.read(PIECE):
             digest.update(piece)
     if seal != digest.hexdigest().encode():
         raise DataError("it is damaged: its SHA-256 is not the one that was written")
-    return True
-
-
-@functools.cache
-def _tell_of_age() -> None:
-    """Log a warning once per process: there may be many such files."""
-    log(
-        WARNING,
-        "there are files of an earlier version, without a SHA-256: if one is damaged it need not be seen",
-    )
 
 
 T = TypeVar("T")

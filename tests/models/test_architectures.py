@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from failing import fails
 from near import near
+from representatives import sampled
 from torch import nn
 from torch.func import functional_call
 from torch.testing import assert_close
@@ -347,7 +348,7 @@ def test_residual_stages_halve_the_picture():
         assert x.shape[1] == 512
 
 
-@pytest.mark.parametrize("name", TYPICAL)
+@sampled("name", TYPICAL, 2)
 def test_networks_are_functions_of_their_tensors(name):
     """Given another network's tensors, a network gives the other one's logits and leaves its own alone."""
     torch.manual_seed(5)
@@ -365,7 +366,7 @@ def test_networks_are_functions_of_their_tensors(name):
 # ---- Initialisation ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TYPICAL)
+@sampled("name", TYPICAL, 2)
 def test_the_seed_decides_the_start(name):
     def start(seed):
         torch.manual_seed(seed)

@@ -12,6 +12,7 @@ from tiny import federate
 import client.local_data
 import models.features as embeddings_
 from models.features import FILES, accept_embeddings, all_features, embedded, embeds
+from models.flat import FlatModel
 from models.initialisation import flat_model
 from models.samples import Samples
 from models.trainable import Part
@@ -48,6 +49,13 @@ def test_the_head_of_embeddings_is_the_network_of_pictures():
 )
 def test_not_where_anything_before_the_head_changes(changes):
     assert not embeds(network(**changes), pictures())
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_dropout_of_nothing_is_none(p):
+    """Libraries' encoders have such layers."""
+    module = torch.nn.Sequential(torch.nn.Dropout(p), torch.nn.Linear(2, 2))
+    assert FlatModel(module).has_dropout == (p > 0)
 
 
 def test_a_file_is_of_these_weights_and_inputs_alone(tmp_path):

@@ -83,6 +83,15 @@ def always_drops(shape, outputs):
             return nn.functional.dropout(super().forward(x), 0.5, True)
     return Always(nn.Linear(shape[0], outputs))
 
+def undefined(shape, outputs):
+    class Undefined(nn.Sequential):
+        def forward(self, x):
+            return (super().forward(x) - 1e9).log()
+    return Undefined(nn.Linear(shape[0], outputs))
+
+def probable(shape, outputs):
+    return nn.Sequential(nn.Linear(shape[0], outputs), nn.Softmax(1))
+
 def deaf(shape, outputs):
     class Deaf(nn.Sequential):
         def forward(self, x):
@@ -189,6 +198,11 @@ def test_an_answer_for_every_pixel():
         ("mine_path:random_start", r"made twice under one seed it differs"),
         ("mine_path:kept", r"it gives the same module twice"),
         ("mine_path:always_drops", r"in evaluation it says two things of the same input"),
+        ("mine_path:undefined", r"its outputs of finite inputs are no finite numbers"),
+        (
+            "mine_path:probable",
+            r"its outputs are probabilities, which add up to 1: end it without",
+        ),
         ("mine_path:deaf", r"its outputs stay the same whatever its parameters are"),
         (
             "mine_path:compiled",
@@ -381,6 +395,7 @@ print(size, *step, *check)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts")
 def test_the_check_holds_few_copies_of_a_large_network():
     """A vector more than a step beside another network: its start. What the machine takes for a step is in both."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from clipped_by_hand import tokens
 from near import near
+from representatives import product
 from torch import nn
 
 from models.features import compute_frozen
@@ -42,6 +43,7 @@ def planted(seed):
     return model, rng
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("most", [1, 3], ids=["records", "patients"])
 def test_one_more_unit_moves_the_sum_by_the_clip_norm_at_most(most):
     """Of two records, and of one: before, the first's gradient changed with it, and the sum moved by 2.5 clip norms."""
@@ -105,8 +107,7 @@ NETWORKS = {
 UNITS = [[i] for i in range(5)] + [[5, 6], [7, 8, 9], [10, 11], [12, 13, 14], [15, 16, 17, 18]]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", NETWORKS)
+@product(threads=[1, 2], name=list(NETWORKS))
 def test_a_unit_s_numbers_are_the_same_bits_alone(name, threads, monkeypatch):
     """Activations, gradients of outputs and norms, in a batch of ten units and in one of that unit alone."""
     make, shape = NETWORKS[name]

@@ -17,9 +17,10 @@ from sklearn.metrics import (
     roc_auc_score,
     root_mean_squared_error,
 )
+from torch.nn.functional import one_hot
 
 from models.intervals import areas, of_area, of_pairs, of_share
-from models.metrics import METRICS, RANGES, classification_metrics
+from models.metrics import LOSSES, METRICS, RANGES, classification_metrics
 from models.tasks import (
     ENDS,
     TASKS,
@@ -61,6 +62,16 @@ OUTPUTS = {
 }
 
 
+TRUE_OUTPUTS = {
+    "multiclass": one_hot,
+    "ordinal": one_hot,
+    "multilabel": lambda y: 2 * y - 1,
+    "regression": lambda y: y,
+    "survival": lambda y: -y[:, :1],
+    "segmentation": lambda y: one_hot(y).movedim(-1, 1),
+}
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_metrics_are_those_that_are_named_and_in_their_range(name):
     task = task_of(name)
@@ -79,6 +90,15 @@ def test_metrics_are_those_that_are_named_and_in_their_range(name):
         assert low <= value <= high, (metric, value)
     if ENDS[0] in found:
         assert found["score_low"] < found[task.score] < found["score_high"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_less_of_a_loss_is_better_and_of_no_other_metric(name):
+    """The true answers against their opposite: what is less for them is a loss."""
+    _, y = OUTPUTS[name]
+    task, answers = task_of(name), TRUE_OUTPUTS[name](y).double()
+    true, opposite = task.measure(answers, y), task.measure(-answers, y)
+    assert {m for m in true if true[m] < opposite[m]} == {*task.metrics} & {*LOSSES}
 
 
 @pytest.mark.parametrize("name", TASKS)

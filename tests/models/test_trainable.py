@@ -203,7 +203,8 @@ def test_what_is_sent_is_what_is_trained(three):
     [
         name
         for name, s in strategies().items()
-        if not s.info.role.pooled and name not in ("fedbn", "fedsa-lora", "fedxgb")
+        if not s.info.role.pooled
+        and name not in ("fedbn", "fedex-lora", "fedsa-lora", "fedxgb")
     ],
     "method",
 )
@@ -238,6 +239,7 @@ def test_an_exported_model_is_whole(two, tmp_path):
         "weights": None,
         "lora_rank": 0,
         "lora_alpha": 0.0,
+        "lora_residual": False,
     }
     tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
     whole = seeded()

@@ -377,7 +377,7 @@ def drawing_client(strengths, server_round):
     from strategies.base.run_settings import parse_settings
 
     model = SimpleNamespace(compute=lambda _: None, module=torch.nn.Identity())
-    nothing = SimpleNamespace(name="a", model=model, train=None, task=MULTICLASS)
+    nothing = SimpleNamespace(name="a", model=model, train=None, task=MULTICLASS, group=None)
     client = client_of(
         parse_settings({"strategy": "apple"}),
         nothing,  # type: ignore[arg-type]

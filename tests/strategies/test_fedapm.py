@@ -145,6 +145,7 @@ def test_invariant_after_every_aggregation(three, rounds):
     assert max(float(s["dual"].abs().max()) for s in states) > 1e-3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("participation, rounds", [(1.0, 40), seldom(0.5, 120)])
 def test_quadratics_converge_to_the_consensus_optimum(
     tmp_path, participation, rounds, monkeypatch

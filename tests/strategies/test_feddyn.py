@@ -117,6 +117,7 @@ def test_round_one_goes_on_beyond_the_mean(three, alpha):
     near(run.shared, expected)
 
 
+@pytest.mark.exhaustive
 @sampled("weights", ["uniform", "samples"], 2)
 def test_it_comes_to_rest_where_the_weighted_gradients_cancel(three, weights):
     """With several local steps, where FedAvg does not: sum_i k_i ∇f_i(θ) = 0 with k_i = 1/N or n_i/n (decay 0.1)."""

@@ -64,6 +64,7 @@ def test_of_one_silo_it_is_fedavg():
     assert comparable(runs[0].history.rows) == comparable(runs[1].history.rows)
 
 
+@pytest.mark.exhaustive
 def test_it_shows_what_federation_costs(tmp_path):
     """On skewed silos the pooled model is better than FedAvg's, and no method's headline."""
     values = {

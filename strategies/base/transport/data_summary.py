@@ -204,8 +204,6 @@ def reconcile(
 
 
 def _value(summary: Summary, key: str) -> Any:
-    if key == "task":
-        return summary.get(key, TASKS[0])  # an earlier version has no other task
     if key in SCHEMAS:
         return read_schema(summary.get(SCHEMA, ""))
     return read_shape(summary["shape"]) if key == "shape" else summary[key]

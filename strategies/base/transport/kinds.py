@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.features import members
 from partitions.common.errors import UserError
 from strategies.base.settings import Value
 from strategies.base.silo import Silo
@@ -45,9 +46,7 @@ class ReleaseKind:
     )
     step: bool = False  # a step, not a point to measure one from
     bounded: ClassVar[bool] = True  # whether it has a length to clip
-    noised: ClassVar[bool] = (
-        True  # whether with dp it is made of noised gradients, or of no data
-    )
+    noised: ClassVar[bool] = True  # whether noised gradients make it with dp, or no data
     summed: ClassVar[bool] = True  # whether a sum over silos, under masks, can stand for it
     # What a changed patient moves, even where nothing is learned: nothing; all; the rows of the class; of the column
     moves: ClassVar[Literal["", "all", "class", "column"]] = ""
@@ -81,14 +80,16 @@ class NewTrees(Gradient):
 
 
 def released_classes(silo: Silo) -> Tensor:
-    """Return bool (C,): the classes with at least ``min-cell`` patients in the training part."""
+    """Return bool (C,): the classes with at least ``min-cell`` patients in the training part.
+
+    Of findings (2L,): the patients without, and with, each of them.
+    """
     y = silo.train.y
-    classes = silo.classes or silo.model.layout.classes
+    of = members(y, silo.classes or silo.model.layout.classes) > 0
     if silo.min_cell <= 1:
-        return torch.ones(classes, dtype=torch.bool, device=y.device)
-    pairs = np.stack([y.cpu().numpy(), silo.units])
-    patients = np.bincount(np.unique(pairs, axis=1)[0], minlength=classes)
-    return torch.from_numpy(patients >= silo.min_cell).to(y.device)
+        return torch.ones(of.shape[1], dtype=torch.bool, device=y.device)
+    patients = [len(np.unique(silo.units[column])) for column in of.T.cpu().numpy()]
+    return (torch.tensor(patients) >= silo.min_cell).to(y.device)
 
 
 def class_shares(silo: Silo, counts: Tensor, least: int = 1) -> Tensor:
@@ -109,22 +110,26 @@ class ClassMeans(ReleaseKind):
     """Means per class, a row (C, ...) for each; one that is withheld has zeros.
 
     ``rows = "features"``: C rows of K numbers, then others; one that is withheld is as all silos received it.
+    ``rows = "table"``: C rows of K + 1 numbers, then others.
     """
 
-    rows: Literal["all", "features"] = "all"
+    rows: Literal["all", "features", "table"] = "all"
     noised = False
-    moves = "class"
+    moves: ClassVar[Literal["", "all", "class", "column"]] = "class"
     rules: ClassVar[Mapping[str, str]] = {"class_means": "which sends them"}
     danger = "sends means per class: class counts, and the mean record of a rare class"
 
     def of_classes(self, values: Tensor, client: Any) -> Tensor:
         """Return the rows of the classes (C, ...)."""
         layout = client.model.layout
-        if self.rows == "features":
-            values = values[: layout.classes * layout.features]
+        if self.rows != "all":
+            width = layout.features + (self.rows == "table")
+            values = values[: layout.classes * width]
         return values.view(layout.classes, -1)
 
     def check(self, name: str, values: Tensor, client: Any) -> None:
+        if client.privacy is not None:  # what an exact count decides would reveal one patient
+            return
         stays = ~released_classes(client.silo)
         sent = self.of_classes(values, client)[stays]
         if self.rows == "features":
@@ -139,6 +144,27 @@ class ClassMeans(ReleaseKind):
     def withheld(self, silo: Silo) -> dict[str, list[str]]:
         classes = (~released_classes(silo)).nonzero().flatten().tolist()
         return {"min-cell": [f"means of class {k}" for k in classes]} if classes else {}
+
+
+@dataclass(frozen=True)
+class FindingMeans(ClassMeans):
+    """Means of those without, and with, each finding: rows (2L, ...). A record has all findings."""
+
+    moves = "all"
+
+    def of_classes(self, values: Tensor, client: Any) -> Tensor:
+        return values.view(2 * client.model.layout.classes, -1)
+
+    def check(self, name: str, values: Tensor, client: Any) -> None:
+        if values.any():  # none of another task
+            super().check(name, values, client)
+
+    def withheld(self, silo: Silo) -> dict[str, list[str]]:
+        if silo.task.name != "multilabel":
+            return {}
+        rows = (~released_classes(silo)).nonzero().flatten().tolist()
+        words = [f"means with{'' if k % 2 else 'out'} finding {k // 2}" for k in rows]
+        return {"min-cell": words} if words else {}
 
 
 @dataclass(frozen=True)
@@ -224,6 +250,15 @@ CLASS_MEANS = ClassMeans("mean features of each class, and the classes' shares")
 CLASS_PRODUCTS = ClassMeans("mean features of each class times its share", (COUNTS, MEMBER))
 CLASS_GAUSSIANS = ClassMeans(
     "mean features of each class, and the covariance of the features", rows="features"
+)
+FINDING_MEANS = FindingMeans("mean features of those with, and without, each finding")
+CLASS_MOMENTS = ClassMeans(
+    "each class's share, and sums of its features and of their squares or products", step=True
+)
+POOLED_MOMENTS = ClassMeans(
+    "each class's share and the sum of its features, and the products of all features",
+    rows="table",
+    step=True,
 )
 COLUMN_SUMS = ColumnSums("mean and deviation of each channel of its inputs", (MEMBER,))
 # Of every method with BatchNorm, and with masks of those whose numbers travel in the sum

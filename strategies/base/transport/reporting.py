@@ -149,10 +149,7 @@ def read_data_summary(record: object) -> dict[str, Any]:
     """
     if not isinstance(record, ConfigRecord):
         raise DataError("the reply carries no data summary")
-    # An earlier version has no other task.
-    summary: dict[str, Any] = {"task": "multiclass"} | {
-        key: record[key] for key in SUMMARY if key in record
-    }
+    summary: dict[str, Any] = {key: record[key] for key in SUMMARY if key in record}
     missing = [key for key in SUMMARY if key not in summary and key not in OPTIONAL]
     if missing:
         raise DataError(f"its data summary lacks {', '.join(missing)}")

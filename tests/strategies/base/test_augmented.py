@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from hospitals import NAMES, NETWORKS, hospital_files
+from representatives import sampled
 from tiny import comparable, federate
 
 from strategies.base.client import SiloClient
@@ -83,7 +84,7 @@ def test_ala_learns_its_weights_on_pictures_as_they_are(tmp_path, monkeypatch):
     assert torch.equal(*mixed)
 
 
-@pytest.mark.parametrize("task", ["multilabel", "segmentation"])
+@sampled("task", ["multilabel", "segmentation"], 2)
 def test_a_run_that_is_resumed_is_the_same(tmp_path, task):
     settings = {"strategy": "apple", "augment": AUGMENT}
     whole = go(tmp_path, task, **settings, rounds=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from cases import CASES, OPTIONS, typical
 from near import near
@@ -12,7 +13,7 @@ from tiny import federate, rows_of, same, write_silo
 from two_layers import DEEP, replies_of, sent_by
 
 from strategies import strategies
-from strategies.base.declarations import BEGIN, END, methods_table
+from strategies.base.declarations import PAGES, with_table
 from strategies.base.transport.payload import decode
 from strategies.base.transport.reporting import SECONDS, SUMMARY
 
@@ -88,11 +89,11 @@ def test_fedavg_ft_sends_its_own_model_with_default_settings(three):
     assert same(sent_by(prox, "a", -1), prox.personal("a"))
 
 
-def test_the_page_has_every_method_as_it_is_declared():
-    page = (ROOT / "docs/attacks.md").read_text("utf-8")
-    assert page.split(BEGIN)[1].split(END)[0].strip() == methods_table(), (
-        "make settings writes it"
-    )
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_has_every_method_as_it_is_declared(name):
+    page = (ROOT / "docs" / name).read_text("utf-8")
+    assert page == with_table(page, PAGES[name]()), "make settings writes it"
+    assert all(f"`{method}`" in PAGES[name]() for method in strategies())
 
 
 def test_the_page_explains_every_number_that_is_released(two):

@@ -22,7 +22,7 @@ from strategies.pfedla import LaSettings, first_hypernetwork, grow_hypernetwork,
 from strategies.scaffold import ScaffoldServerState
 
 LATE, FIRST = "b", 3
-ALONE = ("local", "fedproto", "fedfomo")  # the others' models need not change for it
+ALONE = ("local", "fedproto", "fedfomo", "gh-ofl")  # the others' models need not change for it
 EVERY = CASES | WITH_ALA
 CODED = {"wire_dtype": "int8"}
 

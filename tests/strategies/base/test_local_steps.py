@@ -17,6 +17,7 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 del STEPS["pooled"]  # FedAvg with one silo, in simulations only
 STEPS["fedbn"] = {"model": "tiny-bn"}
+STEPS["fedex-lora"] = {"lora_rank": 2, "mlp__hidden": "4"}
 
 
 @pytest.fixture

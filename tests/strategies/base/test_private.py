@@ -13,7 +13,7 @@ from failing import fails
 from flwr.app import Message, RecordDict
 from hospitals import NETWORKS, hospital_files
 from near import near
-from representatives import some
+from representatives import sampled
 from tiny import federate, random_silos, settings_of, write_silo
 from torch import Tensor
 from two_layers import DEEP, replies_of, sent_by
@@ -39,7 +39,9 @@ from strategies.base.transport.payload import Model, array_record, decode, tenso
 
 SIZES = {"a": 9, "b": 11, "c": 8}
 PRIVATE = [
-    name for name, method in strategies().items() if method.info.training.dp == "gradient"
+    name
+    for name, method in strategies().items()
+    if method.info.training.dp in ("gradient", "sums")
 ]
 VARIANTS = [
     name
@@ -77,7 +79,7 @@ def equal(one, other):
 
 @pytest.fixture
 def unseen(monkeypatch):
-    """Numbers that know no data in the place of the noised gradients."""
+    """Numbers that know no data in the place of the noised gradients and sums."""
 
     def gradient(training, x, y, loss, network):
         training.batches[y].uses -= 1
@@ -87,6 +89,7 @@ def unseen(monkeypatch):
         return torch.zeros(())
 
     monkeypatch.setattr(PrivateTraining, "gradient", gradient)
+    monkeypatch.setattr(PrivateTraining, "noised", lambda training, total, most: total * 0 + 5)
 
 
 @typical(VARIANTS)
@@ -130,7 +133,7 @@ OF_DATA = {
 }
 
 
-@pytest.mark.parametrize("name", OF_DATA)
+@sampled("name", OF_DATA, 2)
 def test_it_is_with_every_input_task_and_part(tmp_path, unseen, name):
     """Whole runs of Ditto, whose own model sees the records as they are; then with inputs in another order, and masks,
     findings and measurements that are all those of the first record.
@@ -152,7 +155,7 @@ def test_it_is_with_every_input_task_and_part(tmp_path, unseen, name):
     assert [key for key in one if not equal(one[key], other[key])] == []
 
 
-@some("name", OF_DATA, lambda name: name != "balls")  # its trial takes longer than all others
+@sampled("name", OF_DATA, 3)
 def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path, name):
     """A round with noise, in which the records of each network go together."""
     settings = {**OF_DATA[name], **UNSCALED, "strategy": "fedavg", "rounds": 1}
@@ -219,7 +222,9 @@ def test_batch_normalisation_is_refused_once_before_round_1(three, tmp_path, tin
     ):
         federate(three, "fedavg", state_dir=tmp_path / "one", prepare=prepare, **given)
     assert set(asked) == {"query"}
-    federate(three, "local", state_dir=tmp_path / "two", **given)
+    # Nor where each record goes through the network alone, in evaluation mode
+    for name in ("local", "gh-ofl"):
+        federate(three, name, state_dir=tmp_path / name, **given)
 
 
 def test_a_step_by_hand(tmp_path, monkeypatch):
@@ -296,9 +301,9 @@ def test_a_repeated_round_sends_the_same_bits_and_another_run_others(three, tmp_
     assert not any(equal(whole[key], other[key]) for key in whole)
 
 
-def replayed(three, tmp_path, change):
+def replayed(three, tmp_path, change, name="fedavg"):
     """What silo a sends in round 1, and when the same message comes again, changed by ``change(content)``."""
-    run = federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, rounds=1))
+    run = federate(three, state_dir=tmp_path / "state", **options(name, dp=True, rounds=1))
     grid = run.grid
     context = grid.context_of("a")
     for message, reply in grid.traffic:
@@ -311,13 +316,14 @@ def replayed(three, tmp_path, change):
                     content, dst_node_id=message.metadata.dst_node_id, message_type=kind
                 )
                 again = client_app(copy, context)
-            one, other = (decode(r.content)[0].models["model"].vector for r in (reply, again))
-            return one, other
+            sent = [decode(r.content)[0].models.values() for r in (reply, again)]
+            return [next(iter(models)).vector for models in sent]
     raise AssertionError("silo a was not trained")
 
 
-def test_the_same_message_again_sends_the_same_bits(three, tmp_path):
-    one, other = replayed(three, tmp_path, lambda content: None)
+@pytest.mark.parametrize("name", ["fedavg", "gh-ofl"])
+def test_the_same_message_again_sends_the_same_bits(three, tmp_path, name):
+    one, other = replayed(three, tmp_path, lambda content: None, name)
     assert torch.equal(one, other)
 
 
@@ -527,7 +533,7 @@ class Failing(torch.nn.Module):
         return self.out(x)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "apfl"])
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "apfl", "gh-ofl"])
 def test_no_error_depends_on_the_records(name):
     """Neither of the training with noise, nor of one without, nor of an evaluation."""
     model, method = FlatModel(Failing()), strategies()[name]

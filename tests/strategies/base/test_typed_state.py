@@ -1,4 +1,4 @@
-"""Typed fields read files of version 0.1 and of 0.2 (``states/``), and leave their keys as they are."""
+"""Typed fields read files of version 0.2 (``states/``), and leave their keys as they are."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ def silo(version, method):
 
 
 def server(version, method):
-    """As the loop resumes it: the method's numbers are among those of the checkpoint; 0.1 named models otherwise."""
+    """As the loop resumes it: the method's numbers are among those of the checkpoint."""
     state = State.load(
         Path(__file__).parent / "states" / f"{version}-{method}-server.safetensors"
     )
-    arrays = {f"model.{k}" if k in ("a", "b", "c") else k: v for k, v in state.arrays.items()}
-    return strategies()[method].state_type(arrays, state.numbers["strategy"])
+    return strategies()[method].state_type(state.arrays, state.numbers["strategy"])
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -62,9 +61,8 @@ def test_old_files_open_and_are_written_with_the_same_keys(file, tmp_path):
     assert all(same(vector, after.arrays[name]) for name, vector in before.arrays.items())
 
 
-@pytest.mark.parametrize("version", ["v01", "v02"])
-def test_what_old_files_say(version):
-    apple = silo(version, "apple")
+def test_what_old_files_say():
+    apple = silo("v02", "apple")
     assert isinstance(apple, AppleClient.state_type)
     assert (
         apple.dr is not None
@@ -73,7 +71,7 @@ def test_what_old_files_say(version):
     )
     assert apple.dr_rounds == [0, 1, 2] and apple.downloaded == ["b"]
     assert apple.dr_history is not None and same(apple.dr_history[-1], apple.dr)
-    served = server(version, "apple")
+    served = server("v02", "apple")
     assert isinstance(served, Apple.state_type)
     assert dict(served.rounds) == {"a": 2, "b": 2, "c": 2} and set(served.wanted) == {
         "a",
@@ -82,11 +80,11 @@ def test_what_old_files_say(version):
     }
     assert len(served.models) == 3 and served.missed == []
 
-    ala = silo(version, "fedala")
+    ala = silo("v02", "fedala")
     assert isinstance(ala, AlaClientState)
     assert ala.weights is not None and ala.settled and ala.local is None
 
-    apm, z = silo(version, "fedapm"), server(version, "fedapm")
+    apm, z = silo("v02", "fedapm"), server("v02", "fedapm")
     assert isinstance(apm, FedAPMClient.state_type) and isinstance(z, FedAPM.state_type)
     assert (
         apm.dual is not None
@@ -95,7 +93,7 @@ def test_what_old_files_say(version):
         and z.model.shape == (16,)
     )
 
-    fomo = server(version, "fedfomo")
+    fomo = server("v02", "fedfomo")
     assert isinstance(fomo, FedFomo.state_type)
     assert fomo.last_rounds == {"a": 2, "b": 2, "c": 2} and fomo.affinity["a"]["a"] >= 1.0
 

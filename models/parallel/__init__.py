@@ -1,0 +1,1 @@
+"""One silo's training on several devices."""
