@@ -24,11 +24,11 @@ from torch import Tensor
 from client.egress import release, release_own_model, release_summary
 from client.evidence import answer_evidence, may_measure
 from client.faults import line_of, report
-from client.flower.contents import config_of
-from client.flower.messages import refuse
-from client.local_data import columns_in, is_own_file, weights_file
+from client.flower.messages import config_of, refuse
+from client.local_data import check_devices, columns_in, is_own_file, weights_file
 from client.privacy.checks import check_records, released_sums
 from client.progress import OwnProgress, note_failure
+from client.protocol.node import devices_in
 from client.protocol.policy import PolicyRefusedError
 from client.protocol.secure import OWN
 from client.reported import (
@@ -111,6 +111,10 @@ def local_round(work: Work) -> Handler:
     def handle(message: Message, session: ClientSession) -> RecordDict:
         progress = OwnProgress(session, message)
         client = session.open_client(message)
+        if session.group is not None and session.group.rank:
+            # It only helps: the first process alone measures, saves and sends
+            client.fit(session.parameters, {**session.config, "evaluate": False})
+            return RecordDict()
         progress.begins()
         vectors, metrics = work(session, client)
         counts = {split: session.used_data.measured(split) for split in SPLITS}
@@ -150,6 +154,7 @@ def open_session(message: Message, context: Context) -> ClientSession:
     )
     session = ClientSession(settings, context, terms)
     session.check_floor()
+    check_devices(settings, session.data.task, devices_in(context.node_config))
     return session
 
 
@@ -176,6 +181,7 @@ def data_summary(session: ClientSession, *, late: bool = False) -> dict[str, Num
     standardisation (``normalization = "agreed"``). ``late``: the run has started and its standardisation is fixed.
     """
     data, own_file = session.data, is_own_file(session.context)
+    names = devices_in(session.context.node_config)
     # Fails here, before the first round, if the silo lacks the weights: it is then left out.
     session.settings.part(weights_file(session.settings, session.context))
     summary: dict[str, Number] = {
@@ -189,7 +195,7 @@ def data_summary(session: ClientSession, *, late: bool = False) -> dict[str, Num
         SCHEMA: replace(data.schema, dtype=data.dtype).text,
         "own_file": own_file,
         "simulated": not own_file,
-        "device": str(session.device),
+        "device": ", ".join(names) if len(names) > 1 else str(session.device),
         "threads": torch.get_num_threads(),
         "versions": f"python {platform.python_version()}, torch {torch.__version__}, flwr {flwr.__version__}",
     }

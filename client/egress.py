@@ -100,7 +100,7 @@ def sift_metrics(
         if name not in allowed_metrics():
             raise UserError(f"metric '{name}' is not on the list of what may leave a silo")
         if name in (*SECONDS, *PRIVACY):
-            kept[name] = value
+            kept[name] = float(value)
             continue
         snapshot, split, metric = name.split(".")
         if metric not in released:
@@ -108,8 +108,27 @@ def sift_metrics(
         elif counts[split] < least:
             withheld[few].add(f"{snapshot}.{split}")
         else:
-            kept[name] = value
+            kept[name] = float(value)
     return kept, {rule: items for rule, items in withheld.items() if items}
+
+
+def sift_reply(
+    client: SiloClient,
+    vectors: Sequence[Tensor],
+    metrics: Mapping[str, float],
+    counts: Mapping[str, int],
+    least: float,
+    policy: Policy,
+) -> tuple[dict[str, float], dict[str, set[str]]]:
+    """Return the metrics of a reply that may leave, and all that the policy withholds from it, by rule."""
+    leaving = set(policy.metrics)
+    if SCORE in leaving:
+        leaving |= {client.silo.task.score, *ENDS}
+    kept, withheld = sift_metrics(metrics, counts, least, leaving)
+    for name in client.upload_names() if vectors and client.privacy is None else ():
+        for rule, items in client.info.kinds[name].withheld(client.silo).items():
+            withheld.setdefault(rule, set()).update(items)
+    return kept, withheld
 
 
 def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) -> None:
@@ -164,15 +183,9 @@ def release(
     if integers is not None:
         records[MASKED] = array_record({INTEGERS: integers.view(torch.uint32)})
     least = max(min_samples, policy.min_metric_samples)
-    leaving = set(policy.metrics)
-    if SCORE in leaving:
-        leaving |= {client.silo.task.score, *ENDS}
-    kept, withheld = sift_metrics(metrics, counts, least, leaving)
-    for name in client.upload_names() if vectors else ():
-        for rule, items in client.info.kinds[name].withheld(client.silo).items():
-            withheld.setdefault(rule, set()).update(items)
+    kept, withheld = sift_reply(client, vectors, metrics, counts, least, policy)
     tell_site(records, withheld)
-    records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
+    records["metrics"] = MetricRecord({**kept})
     size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}
     size |= {} if integers is None else {INTEGERS: f"{integers.numel()} integers"}
     size |= {

@@ -93,9 +93,7 @@ def export_model(
         )
     folder = find_states(source, silo, strategy, seed, run_id)
     state, chosen, about = choose(folder, source, which, round)
-    # A state of 0.2 has their number
-    if about.get("no_file") or about.get("networks", 1) > 1:
-        why = about.get("no_file") or f"it is {about['networks']} networks"
+    if why := about.get("no_file"):
         raise UserError(
             f"the personal model of {about['method']} goes into no file of one network: {why}"
         )
@@ -213,7 +211,7 @@ def choose(
                 )
     if not kept:
         raise UserError(
-            f"{files[0]} holds no model that a report shows: no round was evaluated, or an earlier version wrote it; "
+            f"{files[0]} holds no model that a report shows: no round was evaluated; "
             "--which best and --which last are there"
         )
     known = " and ".join(map(str, sorted(kept)))
@@ -293,7 +291,7 @@ def read_model(file: Path, allowed: str = "") -> tuple[Card, FlatModel]:
     Raises UserError if one is missing, damaged or does not match.
     """
     try:
-        tensors, texts = read_sealed(file, ("format",))
+        tensors, texts = read_sealed(file)
     except FileNotFoundError:
         raise UserError(f"there is no model {file}: silofl export makes one") from None
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from flwr.common import log
 
 from client.protocol.parsed import SiteError
-from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.errors import DataError, NoAnswerError, RunFailedError, UserError
 from partitions.common.memory import is_out_of_memory
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ def is_fault(error: BaseException) -> bool:
 def explain(error: Exception) -> tuple[int, str]:
     """Return the exit code and the user's line for an error; a fault's traceback is logged.
 
-    2: the user can fix it. 1: a run failed, or a fault of the program.
+    2: the user can fix it. 1: a run failed, or a fault of the program. 3: a run may go on, but its server is silent.
     """
     if is_fault(error):
         logging.getLogger("silofl").error(
@@ -75,7 +75,8 @@ def explain(error: Exception) -> tuple[int, str]:
         return 2, ": ".join(
             str(part) for part in (error.filename, error.strerror or error) if part
         )
-    return 2 if is_users(error) else 1, line_of(error)
+    code = 3 if isinstance(error, NoAnswerError) else 1
+    return 2 if is_users(error) else code, line_of(error)
 
 
 def report(error: Exception, batch_size: int | None = None) -> str:

@@ -55,16 +55,11 @@ OF_SCHEMA = (
     "text",
     "task",
 )
-PATHS = ("source", "out", "labels_from", "vocabulary")
+PATHS = ("source", "out", "vocabulary")
 ABOUT = """How silofl makes a data file of a table. Correct what is wrong, then use it:
 silofl import FILE.csv --recipe THIS.toml --out FILE.npz
 A statistic fills gaps; it is taken from the training part, at the import. Ranges and units are yours to add:
 unit = "mg/dl"   range = [0, 400]   factor = 18.02 (converts: cell * factor + offset)"""
-
-
-def recipe_file(out: Path) -> Path:
-    """Return ``ours.recipe.toml`` for ``ours.npz``."""
-    return out.with_suffix(".recipe.toml")
 
 
 def options_of(args: argparse.Namespace) -> ImportOptions:
@@ -227,9 +222,7 @@ def propose(args: argparse.Namespace) -> str:
     if options.recipe:
         return options.recipe.toml(ABOUT)
     with reading(path):
-        lines = read_lines(
-            path, options.take.separator, options.take.encoding, options.take.gaps
-        )
+        lines = read_lines(path, options.take)
         if "file" in lines.columns:
             return propose_pictures(path, options)
         recipe, notes, problems = draft_recipe(lines, options)
@@ -266,7 +259,7 @@ def describe_mapping(recipe: Recipe) -> Iterator[str]:
 def import_from(args: argparse.Namespace) -> Iterator[str]:
     """Make the data file, and a table's recipe beside it; yield the lines to print."""
     out, source = Path(args.out), Path(args.source)
-    beside, problems = recipe_file(out), Problems()
+    beside, problems = out.with_suffix(".recipe.toml"), Problems()
     if args.recipe is None and beside.exists() and not args.overwrite:
         problems.add(
             f"{beside} is there already: use it with --recipe {beside}, name another file, or --overwrite"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,10 +21,14 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
+from client.protocol.launch import GROUP
+from client.protocol.node import devices_in
 from models.features import accept_embeddings, embedded, embeds
 from models.flat import FlatModel, Passes
+from models.parallel.group import Group, join_group
 from models.samples import Samples
 from models.standardisation import Columns
+from models.tasks import TASKS
 from models.tasks.patches import Window
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import silo_name as simulated_name
@@ -62,8 +66,9 @@ def silo_name(context: Context) -> str:
 
 
 def device_of(settings: RunSettings, context: Context) -> torch.device:
-    """Return the device in the node config, else the run's; ``auto`` is a GPU if there is one."""
-    name = str(context.node_config.get("device", "auto"))
+    """Return this process's device in the node config, else the run's; ``auto`` is a GPU if there is one."""
+    names = devices_in(context.node_config)
+    name = names[place_in_group()[0]] if len(names) > 1 else names[0]
     if name == "auto":
         name = settings.common.device
     if name == "auto":
@@ -84,6 +89,41 @@ def device_of(settings: RunSettings, context: Context) -> torch.device:
             f"device '{name}' cannot be used here: {str(error).splitlines()[0]}"
         ) from error
     return device
+
+
+def place_in_group() -> tuple[int, str]:
+    """Return which of the silo's processes this is, and the folder where they meet. Raises UserError."""
+    rank, _, folder = os.environ.get(GROUP, "").partition(" ")
+    if not rank:
+        raise UserError(
+            "several devices need the processes of silofl's SuperNode: start it by silofl join, or give the silo one "
+            "device"
+        )
+    return int(rank), folder
+
+
+def group_of(context: Context) -> Group | None:
+    """Return this process's group, which waits for the silo's other ones; None if there are none."""
+    names = devices_in(context.node_config)
+    return join_group(*place_in_group(), names) if len(names) > 1 else None
+
+
+def check_devices(settings: RunSettings, task: str, names: Sequence[str]) -> None:
+    """Raise UserError if a batch of the run cannot be divided over these devices."""
+    if len(names) == 1:
+        return
+    common, info = settings.common, settings.strategy.info
+    reasons = {
+        f"{task}, whose loss compares the samples of a batch": not TASKS[task].of_each,
+        f"{info.name}, whose loss depends on features or a whole batch": info.trains
+        and not info.training.plain_loss,
+        "dp = true, which shortens each patient's gradient by itself": common.dp,
+        f"trainer = {common.trainer}, which makes the steps": bool(common.trainer),
+    }
+    for reason in (text for text, applies in reasons.items() if applies):
+        raise UserError(
+            f"device = {','.join(names)}: not for {reason}; give the silo one device"
+        )
 
 
 def gpu_share(environment: Mapping[str, str]) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
-from client.flower.contents import config_of
+from client.flower.messages import config_of
 from client.local_data import silo_name
 from client.session import ClientSession
 from client.store import StateStore

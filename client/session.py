@@ -28,6 +28,7 @@ from client.local_data import (
     columns_in,
     device_of,
     embedded_on,
+    group_of,
     is_own_file,
     open_data,
     pool_silos,
@@ -52,6 +53,7 @@ from client.site.message import log_folder
 from client.site.terms import Terms
 from client.store import StateStore
 from models.initialisation import flat_model, initial_model
+from models.parallel.group import Group
 from models.shapes import columns as table_columns
 from models.standardisation import Columns, standardisation
 from models.tasks import task_of
@@ -80,7 +82,7 @@ DEFAULTS = {
     "state_lost": sys.maxsize,
 }
 # Of a model, at the peak: in SuperNode and app (docs/tables/bench-held.csv); the kept states' two models, and new ones
-COPIES = 4, 8
+COPIES = 4, 6
 Statistics = tuple[tuple[Columns, Columns], tuple[Columns, Columns]]
 
 
@@ -91,13 +93,10 @@ class ClientSession:
     """
 
     def __init__(self, settings: RunSettings, context: Context, terms: Terms) -> None:
-        self.settings, self.context, self.terms, self.study = (
-            settings,
-            context,
-            terms,
-            terms.study,
-        )
+        self.settings, self.context, self.terms = settings, context, terms
+        self.study = terms.study
         self.config: Mapping[str, Any] = {}
+        self.group: Group | None = None  # in a training on several devices
         self.info = settings.strategy.info
         self.name = silo_name(context)
 
@@ -312,6 +311,7 @@ class ClientSession:
             if self.policy.public or NEWCOMER in self.config
             else cache(lambda: released_moments(self)),
             inputs="" if self.info.trains else self.input_digest(),
+            group=self.group,
         )
 
     def input_digest(self) -> str:
@@ -333,6 +333,8 @@ class ClientSession:
         ):
             self.check_trains()
             self.check_code()
+        if message.metadata.message_type == MessageType.TRAIN:
+            self.group = group_of(self.context)
         payload, sent = decode(message.content, self.device)
         brought = {"models": payload.models, "numbers": payload.numbers}
         self.config = {**DEFAULTS, "classes": self.data.classes, **sent, **brought}
@@ -356,7 +358,7 @@ class ClientSession:
         }
         client = settings.client(silo, common, settings.method, state, self.info)
         client.written_at_once = not self.store.in_memory and self.device.type == "cpu"
-        if settings.privacy is not None and self.info.training.dp == "gradient":
+        if settings.privacy is not None and self.info.training.dp != "nothing":
             check_records(settings, self.data, self.name)
             key = noise_key(self.context, settings.common.seed, self.config["run_id"])
             units = units_of(settings.privacy, self.used_data.train)

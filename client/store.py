@@ -2,10 +2,11 @@
 
 In a simulation it is Flower's ``context.state``. If the node config has a ``state-dir``, it is one file per round. Kept
 are the last three of the rounds that the server saves (``checkpoint-every``): a server that returns to its last
-checkpoint but one, in the middle of a round, finds the states it needs. The last state before this round is kept too,
-so that a message that arrives twice finds the same state. The in-process engine uses both: memory from round to round,
-files for resume. Each state contains the id of its run; another run's is not used. A damaged state is reported: the
-server decides what to do (``server/run/checkpoints.py``).
+checkpoint but one, in the middle of a round, finds the states it needs. The third goes before the next one is written.
+The last state before this round is kept too, so that a message that arrives twice finds the same state. The in-process
+engine uses both: memory from round to round, files for resume. Each state contains the id of its run; another run's is
+not used. A damaged state is reported: the server decides what to do (``server/run/checkpoints.py``). States share no
+file: damaged, it would take two of them, and the run could not go back.
 
     STATE_DIR/RUN/STRATEGY-SEED/SILO/run-ID/round-000007.safetensors
 
@@ -13,8 +14,7 @@ An app's process (``client/site/runtime/app_process.py``) also keeps the last st
 read the file again while that is the one it wrote.
 
 The server chooses a run's name, and may reuse one. The folder of the run's id keeps the runs apart, so that no run
-deletes or overwrites another one's states. (Earlier versions had no such folder: files directly in SILO's folder are
-still read, and never changed. The run directory of a simulation contains one run.)
+deletes or overwrites another one's states. (The run directory of a simulation contains one run.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from logging import WARNING
 from pathlib import Path
 from typing import cast
 
-import safetensors
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.common import log
 
@@ -38,11 +37,11 @@ from client.local_data import silo_name
 from client.reported import CANDIDATE, REPORTED
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
-from strategies.base.state import FIRST, State
+from strategies.base.state import FIRST, State, map_arrays
 from strategies.base.transport.payload import array_record, tensor_of
 from strategies.base.transport.reporting import DamagedStateError
 
-KEPT_ROUNDS = 3  # the server's two checkpoints, and its current round
+KEPT_ROUNDS = 2  # before this one: those of the server's two checkpoints
 BETWEEN = "between"  # prefix of states without a server checkpoint
 RUN_FOLDER = re.compile(r"run-[0-9a-f]{16}")
 # The last written file, its stamp then, its content, and how often each array had been written to.
@@ -61,18 +60,16 @@ class StateStore:
         self.run_id = run_id or f"{context.run_id:016x}"
         config = context.node_config
         self.folder: Path | None = None
-        # Where earlier versions kept the states of all runs of this name
-        self.older: Path | None = None
         if "state-path" in config:  # set by the in-process engine
             self.folder = Path(str(config["state-path"])) / silo_name(context)
         elif "state-dir" in config:
             # The server chooses the name: reduce it to one path component, so that it cannot leave the directory.
             name = Path(run).name.replace("..", "_")
-            self.older = Path(str(config["state-dir"])) / name / key / silo_name(context)
-            self.folder = self.older / run_folder(self.run_id)
+            of_silo = Path(str(config["state-dir"])) / name / key / silo_name(context)
+            self.folder = of_silo / run_folder(self.run_id)
         self.in_memory = "state-dir" not in config
-        # Of the last load: the round of its state, and whether a damaged one was left out
-        self.base, self.damaged = 0, False
+        # Of the last load: its round, the round of its state, and whether a damaged one was left out
+        self.round, self.base, self.damaged = 0, 0, False
 
     def load(
         self,
@@ -90,7 +87,7 @@ class StateStore:
         raises DamagedStateError. Raises DataError if all states are of this round or later ones, since a fresh start
         would delete them; not in the ``first`` round that the silo takes part in, which is repeated.
         """
-        later, self.damaged = [], False
+        later, self.round, self.damaged = [], server_round, False
         for state in self._candidates(server_round, lost):
             if state.numbers.get("run_id") == self.run_id:
                 if sums is not None and state.numbers.get("sum") not in sums:
@@ -123,6 +120,8 @@ class StateStore:
         if self.folder is not None and (to_disk or not self.in_memory):
             kind = "round" if to_disk else BETWEEN
             file = self.folder / f"{kind}-{server_round:06d}.safetensors"
+            if not of and not self.damaged:  # before the new one takes room
+                _prune(self.folder, file, max(self.round, server_round))
             state.save(file)
             if not self.in_memory:
                 _WRITTEN.clear()
@@ -140,11 +139,7 @@ class StateStore:
             )
             record = cast(ArrayRecord, self.context.state["arrays"])
             yield State({name: tensor_of(array) for name, array in record.items()}, numbers)
-        files = (
-            []
-            if self.folder is None
-            else states_in(self.folder) + (states_in(self.older) if self.older else [])
-        )
+        files = states_in(self.folder) if self.folder else []
         for place, file in enumerate(files):
             try:
                 state = _read(file)
@@ -179,16 +174,12 @@ class StateStore:
 
 
 def _prune(folder: Path, file: Path, server_round: int) -> None:
-    """Delete the states that no message can need once ``file`` is the state of this round."""
+    """Delete the states that no message can need now that the state of this round, ``file``, is there, or comes."""
     for left in folder.glob(".*.tmp"):  # left by a process that was killed while writing
         left.unlink(missing_ok=True)
     files = states_in(folder)
-    saved = [
-        f
-        for f in files
-        if f.name.startswith("round-") and (f == file or _round(f) < server_round)
-    ]
     before = [f for f in files if _round(f) < server_round]  # for a message that arrives twice
+    saved = [f for f in before if f.name.startswith("round-")]
     for old in set(files) - {file, *before[:1], *saved[:KEPT_ROUNDS]}:
         old.unlink(missing_ok=True)
 
@@ -205,10 +196,12 @@ def _map_state(file: Path, state: State) -> tuple[State, dict[str, int]]:
     """Return the state in a file that was just written, without a copy of an array, and :func:`_versions` of it."""
     kept = state.copy()
     kept.arrays = {name: tensor.detach() for name, tensor in kept.arrays.items()}
-    with safetensors.safe_open(file, framework="pt") as content:
-        for name, tensor in kept.arrays.items():
-            if name.partition(".")[0] in CARRIED and tensor.device.type == "cpu":
-                kept.arrays[name] = content.get_tensor(name)
+    carried = [
+        name
+        for name, tensor in kept.arrays.items()
+        if name.partition(".")[0] in CARRIED and tensor.device.type == "cpu"
+    ]
+    kept.arrays |= map_arrays(file, carried)
     return kept, _versions(kept)
 
 
@@ -318,8 +311,7 @@ def distinct_label(folder: Path, root: Path, twins: Mapping[str, int]) -> str:
     if twins[label] == 1:
         return label
     last = max(file.stat().st_mtime for file in folder.glob("round-*.safetensors"))
-    of_run = folder.name if RUN_FOLDER.fullmatch(folder.name) else "an earlier version's"
-    return f"{label} ({of_run}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(last))})"
+    return f"{label} ({folder.name}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(last))})"
 
 
 def of_run(folder: Path, run_id: str) -> bool:

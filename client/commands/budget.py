@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from client.protocol.chain import read_head
 from client.protocol.policy import Policy
 from client.protocol.run_settings import is_private
-from client.site.budget.accounting import DataFile, cohort_of, epsilon_of, label, load_data_file
-from client.site.budget.ledger import Ledger, Line, charges, delta_of, pending_lines, spent_of
+from client.site.budget.accounting import DataFile, epsilon_of, label, load_data_file
+from client.site.budget.ledger import (
+    Ledger,
+    Line,
+    charges,
+    cohort_of,
+    delta_of,
+    pending_lines,
+    spent_of,
+)
 from client.site.record import Record
 from client.site.trust.audit import settings_by_line, verify_log
-from partitions.common.names import escape
+from partitions.common.output import text_page
 
 
 def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
@@ -92,40 +100,39 @@ def is_of_records(sent: Mapping[str, Any]) -> bool:
     )
 
 
+PAGE = """\
+{% for cohort in cohorts %}
+{{ cohort.cohort }}: epsilon of a {{ cohort.unit }}, at delta {{ "%.2g"|format(cohort.delta) }}
+  spent  {{ "%.3f"|format(cohort.spent) }}  {{ "no budget (rule epsilon)" if cohort.budget is none
+  else "of %g, left %.3f"|format(cohort.budget, cohort.left) }}
+{% for run in cohort.runs %}
+         {{ "%.3f"|format(run.epsilon) }}  {{ run.run }}, {{ run.steps }} steps
+{% endfor %}
+{% for run in cohort.uncovered|default([]) %}
+         none   {{ run }}: without differential privacy, so no epsilon bounds what it shows
+{% endfor %}
+{% for sha256 in cohort.data|default([]) %}
+  from   data file with SHA-256 {{ sha256[:16] }}
+{% endfor %}
+
+{% else %}
+{{ without }}
+
+{% endfor %}
+{% if head %}
+ok    {{ head[0] }} lines: none changed, missing or moved
+last  {{ head[1] }}  (keep it elsewhere)
+{% endif %}"""
+
+
 def budget_page(cohorts: Sequence[Mapping[str, Any]], name: str, state: Path) -> str:
-    """Return the page of these budgets. The server chose some texts, so terminal control characters are escaped."""
-    lines = [line for cohort in cohorts for line in _of_cohort(cohort)]
-    if not cohorts:
-        lines = [f"{name}: no run with differential privacy has cost anything here", ""]
-    if head := read_head(Ledger(state).folder):
-        lines += [
-            f"ok    {head[0]} lines: none changed, missing or moved",
-            f"last  {head[1]}  (keep it elsewhere)",
-        ]
-    return "\n".join(map(escape, lines)).rstrip("\n")
+    """Return the page of these budgets."""
+    without = f"{name}: no run with differential privacy has cost anything here"
+    head = read_head(Ledger(state).folder)
+    return text_page(PAGE, cohorts=cohorts, without=without, head=head).rstrip("\n")
 
 
 def run_page(cohorts: Sequence[Mapping[str, Any]]) -> str:
     """Return a text with the cost of a run directory's runs for each silo."""
-    lines = [line for cohort in cohorts for line in _of_cohort(cohort)]
-    return (
-        "\n".join(map(escape, lines)).rstrip("\n")
-        or "no run here had differential privacy (dp = true)"
-    )
-
-
-def _of_cohort(cohort: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{cohort['cohort']}: epsilon of a {cohort['unit']}, at delta {cohort['delta']:.2g}"
-    budget = (
-        "no budget (rule epsilon)"
-        if cohort["budget"] is None
-        else f"of {cohort['budget']:g}, left {cohort['left']:.3f}"
-    )
-    yield f"  spent  {cohort['spent']:.3f}  {budget}"
-    for run in cohort["runs"]:
-        yield f"         {run['epsilon']:.3f}  {run['run']}, {run['steps']} steps"
-    for run in cohort.get("uncovered", ()):
-        yield f"         none   {run}: without differential privacy, so no epsilon bounds what it shows"
-    for sha256 in cohort.get("data", ()):
-        yield f"  from   data file with SHA-256 {sha256[:16]}"
-    yield ""
+    without = "no run here had differential privacy (dp = true)"
+    return text_page(PAGE, cohorts=cohorts, without=without, head=None).rstrip("\n")

@@ -121,7 +121,7 @@ SCANS = (
         "--skip-bad",
         "leave out files that cannot be read, and name each; all are decoded once more for that, before any is written",
     ),
-    option(
+    file_option(
         "--labels-from",
         "FILE.csv",
         "DICOM: a csv with labels and a column study (StudyInstanceUID), accession (AccessionNumber) or "

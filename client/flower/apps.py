@@ -3,16 +3,18 @@
 python -m client.flower.apps FOLDER      prints a list (`allowed-apps`) with FOLDER's app only
 """
 
-import contextlib
 import io
 import os
 import re
 import sys
+import tomllib
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..protocol.code import content_sum
+from ..protocol.code import content_sum, sha256_of
+from ..protocol.parsed import SiteError
 from .internals import INTERNALS, internal
 
 # What a process that runs an app imports ahead
@@ -31,16 +33,32 @@ def build(app: Path) -> bytes:
 
 
 def install_app(content: bytes, folder: Path) -> Path:
-    """Unpack an app bundle into a folder, as Flower does; return the app's folder there."""
-    with contextlib.redirect_stdout(io.StringIO()):  # its output names the folder
-        unpacked = internal("install_from_fab")(content, install_dir=folder, skip_prompt=True)
-    return Path(unpacked)
+    """Unpack an app bundle into a folder, as Flower does; return the app's folder there.
+
+    Flower's own needs its commands: 0.3 s and 12 MB in each SuperNode. Raises SiteError, or KeyError, if it is no app.
+    """
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        config = tomllib.loads(archive.read("pyproject.toml").decode())
+        project, publisher = config["project"], config["tool"]["flwr"]["app"]["publisher"]
+        name = f"{publisher}.{project['name']}.{project['version']}.{sha256_of(content)[:8]}"
+        if not re.fullmatch(r"\w[\w.+-]*", name):
+            raise SiteError(
+                f"an app's name has letters, digits and . + - _ only: {name[:80]!r}"
+            )
+        # Nothing is written outside: a name's `..` and a leading `/` are dropped
+        archive.extractall(folder / name, (f for f in archive.namelist() if f[:6] != ".info/"))
+    return folder / name
 
 
 def load_app(fab_id: str, version: str, digest: str) -> Callable[..., Any]:
     """Return the ClientApp of an unpacked bundle: a function of a message and a context."""
     load = internal("load_client_app")(default_app_ref="", app_path=None, multi_app=True)
-    app: Callable[..., Any] = load(fab_id, version, digest)
+    # Compiled once for all runs, and only what is imported; images compile nothing by themselves
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        app: Callable[..., Any] = load(fab_id, version, digest)
+    finally:
+        sys.dont_write_bytecode = before
     return app
 
 

@@ -74,6 +74,18 @@ def signed_text(method: str, moment: str, body: bytes) -> bytes:
     return f"silofl fleet 1\0{method}\0{moment}\0".encode() + hashlib.sha256(body).digest()
 
 
+def covered(method: str, body: bytes, message: Any) -> bytes:
+    """Return what a signature covers of a request: its bytes, but of a part its name in place of its content.
+
+    The name is the content's SHA-256, which the server's store compares.
+    """
+    if method != "PushObject":
+        return body
+    fields = (field for field, _ in message.ListFields() if field.name != "object_content")
+    named = {field.name: getattr(message, field.name) for field in fields}
+    return bytes(type(message)(**named).SerializeToString())
+
+
 def sign_call(
     key: ec.EllipticCurvePrivateKey, method: str, body: bytes, at: float | None = None
 ) -> tuple[bytes, str, bytes]:
@@ -115,9 +127,9 @@ class FleetCalls:
         self.channel.close()
 
     def send(
-        self, name: str, body: bytes, *, at: float | None = None, timeout: float | None = None
+        self, name: str, message: Any, *, at: float | None = None, timeout: float | None = None
     ) -> Any:
-        """Return the answer to a call, signed with this time (None: now). Raises gRPC's RpcError."""
+        """Return the answer to a request, signed with this time (None: now). Raises gRPC's RpcError."""
         from google.protobuf.message_factory import GetMessageClass  # type: ignore[import-untyped]
 
         method = fleet_method(name)
@@ -125,18 +137,19 @@ class FleetCalls:
             f"/{method.containing_service.full_name}/{name}",
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
+        body = message.SerializeToString()
+        signed = covered(name, body, message)
         headers = tuple(
-            zip(HEADERS, (self.public, *_sign(self.key, name, body, at)), strict=True)
+            zip(HEADERS, (self.public, *_sign(self.key, name, signed, at)), strict=True)
         )
         return call(body, timeout=timeout, metadata=headers)
 
 
-def request(name: str, **fields: Any) -> bytes:
-    """Return a call's request as bytes."""
+def request(name: str, **fields: Any) -> Any:
+    """Return a call's request."""
     from google.protobuf.message_factory import GetMessageClass
 
-    body: bytes = GetMessageClass(fleet_method(name).input_type)(**fields).SerializeToString()
-    return body
+    return GetMessageClass(fleet_method(name).input_type)(**fields)
 
 
 def refusal_in(error: Any) -> tuple[int, str]:
@@ -187,10 +200,10 @@ class Fleet(FleetCalls):
 
         Raises RunIsOverError; SystemExit if the server knows this silo no more, or never did; and gRPC's RpcError.
         """
-        body, pause, tries, began = request(name, **fields), 1.0, 1, time.monotonic()
+        message, pause, tries, began = request(name, **fields), 1.0, 1, time.monotonic()
         while True:
             try:
-                answer = self.send(name, body, timeout=timeout)
+                answer = self.send(name, message, timeout=timeout)
                 break
             except self.grpc.RpcError as error:
                 self._check_is_away(name, error)

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from .internals import internal
 from .messages import LOST, error_code, name_message, with_content
+from .slots import pull_by_slot
 from .transfers import LostPartError, keep_pieces, receive_parts, tree_of
 
 SUPERLINK = 1  # the id of a server's node
@@ -113,7 +114,7 @@ class RuntimeGrid(MessageGrid):
 
         def ask(part: str) -> Any:
             call = calls.PullObjectRequest(**self._where(), object_id=part)
-            return self.client.PullObject(call)
+            return pull_by_slot(self.client.PullObject, call)
 
         try:
             parts = receive_parts(tree, ask, MOVERS, "receiving a reply", self.report)

@@ -21,7 +21,6 @@ LONE = Lock()
 # Name -> module, or module:attribute
 INTERNALS = {
     "load_client_app": "flwr.clientapp.utils:get_load_client_app_fn",
-    "install_from_fab": "flwr.cli.install:install_from_fab",
     "inflatable_utils": "flwr.supercore.inflatable.inflatable_utils",
     "make_message": "flwr.app.message:make_message",
     "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor",

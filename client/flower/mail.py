@@ -12,6 +12,7 @@ are counted; a larger reply is discarded, and the ServerApp receives an error in
 as soon as it has begun, and Flower then deletes message and reply while parts still arrive: so both are noted here.
 """
 
+import gc
 import logging
 import threading
 import time
@@ -22,6 +23,7 @@ from typing import Any
 from ..protocol.private import return_memory
 from .internals import internal
 from .messages import name_message, refuse
+from .slots import fill_slot
 from .transfers import enclose, is_whole, parts_in
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
@@ -33,6 +35,7 @@ HELD_SECONDS = 1.0  # maximum wait for a reply before an empty answer to a Serve
 GATHER_SECONDS = 0.05  # from a query's first reply, for others to come
 MOST_GIVEN = 20  # runs whose last answer is kept
 MOST_NOTED = 10_000  # messages; the oldest are dropped first
+MOST_LEFT = 1 << 25  # bytes of a ServerApp's calls that may wait for a search for cycles
 MOST_TIMES = 5  # deliveries of a message again; a limit, as a message of a stopped run can never be confirmed
 
 
@@ -78,6 +81,7 @@ class Mail:
         self.came = threading.Condition()  # parts of replies: for ServerApps that wait
         self.given: dict[int, Any] = {}  # by run: the last answer to its ServerApp
         self.lock = threading.Lock()
+        self.left = 0  # bytes of a ServerApp's calls since cycles were searched for
 
     def note(self, request: Any, answer: Any) -> None:
         """Note the messages that a ServerApp has pushed, and wake their silos once all parts are there."""
@@ -191,7 +195,7 @@ class Mail:
         # Without a session id Flower uses any session that waits for this part, even another silo's
         if pushed is None or pushed.node != request.node.node_id:
             return answers.PushObjectResponse(stored=False)
-        if self._is_too_large(pushed, len(request.object_content)):
+        if self._is_too_large(pushed, request.ByteSize()):
             self.refuse(pushed)
             return answers.PushObjectResponse(stored=False)
         answer = internal("fleet_handlers").push_object(request, self.state)
@@ -242,13 +246,14 @@ class Mail:
     # --- a ServerApp ---
 
     def wrap(self, handlers: Any) -> None:
-        """Wrap what a ServerApp calls of the Runtime API: `pull_messages`, `push_messages` and `push_object`.
+        """Wrap what a ServerApp calls of the Runtime API to push and pull messages and their parts.
 
         A query for replies waits for them. It occupies one of the forty threads that answer such calls, a second at
         most. Flower deletes a message whose reply it has given. A ServerApp asks for it again if the answer was lost,
         and would have an error: here it has the answer.
         """
-        pull, push, store = handlers.pull_messages, handlers.push_messages, handlers.push_object
+        pull, push = handlers.pull_messages, handlers.push_messages
+        store, load = handlers.push_object, handlers.pull_object
 
         def pull_messages(request: Any, state: Any, task: Any) -> Any:
             names, answer = {*request.message_ids}, self.given.get(task.run_id)
@@ -275,12 +280,27 @@ class Mail:
             return answer
 
         def push_object(request: Any, state: Any, task: Any) -> Any:
+            self._search_cycles(request.ByteSize())
             answer = store(request, state, task)
             self._note_part(request.session_id, request.object_id)
             return answer
 
+        def pull_object(request: Any, state: Any, task: Any) -> Any:
+            answer = load(request, state, task)
+            fill_slot(request, answer)
+            return answer
+
         handlers.pull_messages, handlers.push_messages = pull_messages, push_messages
-        handlers.push_object = push_object
+        handlers.push_object, handlers.pull_object = push_object, pull_object
+
+    def _search_cycles(self, size: int) -> None:
+        """Have Python search for cycles now and then: Starlette's requests, with their bodies, are in some."""
+        with self.lock:
+            self.left += size
+            if many := self.left > MOST_LEFT:
+                self.left = 0
+        if many:
+            gc.collect()
 
     def _wait_for_replies(self, names: set[str]) -> set[str]:
         """Wait until all these messages have an answer, or a while from the first one; return which have."""

@@ -1,12 +1,13 @@
-"""Flower's messages beyond what it exports: their ids, the numbers of their errors, and messages as bytes.
+"""Flower's messages: what one carries, its id, the number of its error, and messages as bytes.
 
 Flower is imported in the functions: a silo that waits has not imported it (`internals.py`).
 """
 
+import hashlib
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from .internals import internal
 
@@ -21,6 +22,55 @@ FAILED, NOT_LOADED = "CLIENT_APP_RAISED_EXCEPTION", "LOAD_CLIENT_APP_EXCEPTION"
 CRASHED, GONE = "CLIENT_APP_CRASHED", "NODE_UNAVAILABLE"
 LOST = "MESSAGE_UNAVAILABLE"  # the rest of a message, or of a reply
 UNREACHABLE = (GONE, LOST, "REPLY_MESSAGE_UNAVAILABLE")
+
+
+# --- what a message carries -------------------------------------------------------------------------------
+
+
+def records_of(content: Any, kind: str) -> dict[str, Any]:
+    """Return the records of a type (Array, Metric, Config), by name.
+
+    Flower's views of them (``content.array_records``) refer to themselves: they keep a message's memory until Python
+    collects garbage.
+    """
+    from flwr import app
+
+    of = getattr(app, f"{kind}Record")
+    return {name: record for name, record in content.items() if isinstance(record, of)}
+
+
+def config_of(message: Any) -> dict[str, Any]:
+    """Return the config in a message's payload; empty if there is none."""
+    if not message.has_content():
+        return {}
+    return dict(records_of(message.content, "Config").get("config", {}))
+
+
+class ArraySum(NamedTuple):
+    """One array of a message: its place, type, shape, form, SHA-256 and bytes."""
+
+    record: str
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    stype: str
+    sha256: str
+    bytes: int
+
+
+def array_sums(content: Any) -> list[ArraySum]:
+    """Return the sum of every array of a message's content (RecordDict), in its order."""
+    return [
+        ArraySum(
+            *(name, key, str(array.dtype), tuple(array.shape), str(array.stype)),
+            *(hashlib.sha256(array.data).hexdigest(), len(array.data)),
+        )
+        for name, arrays in records_of(content, "Array").items()
+        for key, array in arrays.items()
+    ]
+
+
+# --- errors, and who a message is of ----------------------------------------------------------------------
 
 
 def error_code(name: str) -> int:

@@ -7,6 +7,7 @@ the Control API is, on the server's loopback interface.
 """
 
 import contextlib
+import gc
 import json
 import sys
 import time
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from .fleet import HEADERS, fleet_method, grpc_module, signed_text
+from .fleet import HEADERS, covered, fleet_method, grpc_module, signed_text
 from .internals import internal
 from .mail import Mail
 from .renewal import fleet_credentials, http_context
@@ -56,7 +57,7 @@ SEAMS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "runtime_handlers": (
         lambda: internal("runtime_handlers"),
-        ("acquire_task", "pull_messages", "push_messages", "push_object"),
+        ("acquire_task", "pull_messages", "push_messages", "push_object", "pull_object"),
     ),
     "control_handlers": (lambda: internal("control_handlers"), ("start_run", "list_runs")),
     "extensions": (lambda: internal("extensions"), ("get_lifespan_contexts", "get_middleware")),
@@ -113,6 +114,7 @@ def run_superlink(
         app.state.runtime_handlers = handlers
         server = fleet_server(config, mail)
         server.start()
+        gc.freeze()  # a search for cycles (`mail.py`) need not pass through the libraries
         try:
             yield None
         finally:
@@ -128,10 +130,12 @@ def run_superlink(
 def fleet_server(config: Any, mail: Mail) -> Any:
     """Return a gRPC server of the Fleet API. ``config``: Flower's, with its address and certificates.
 
-    Raises ValueError without them, and OSError for an address that is taken.
+    Raises ValueError without them or where parts are not compared, and OSError for an address that is taken.
     """
     if config.certificates is None:
         raise ValueError("silos connect by TLS: the server needs a certificate")
+    if not getattr(mail.store, "verify", False):
+        raise ValueError("Flower's object store must compare each part with its name")
     grpc = grpc_module()
     options = [
         ("grpc.max_concurrent_streams", MOST_CALLS),
@@ -151,7 +155,7 @@ def fleet_server(config: Any, mail: Mail) -> Any:
 
 
 def endpoint(name: str, mail: Mail) -> Any:
-    """Return gRPC's handler of a method: it gets the request as bytes, which are verified before they are parsed."""
+    """Return gRPC's handler of a method: it gets the request as bytes, for a signature is of them."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from google.protobuf.message_factory import GetMessageClass  # type: ignore[import-untyped]
 
@@ -160,8 +164,9 @@ def endpoint(name: str, mail: Mail) -> Any:
 
     def call(body: bytes, context: Any) -> Any:
         try:
-            key = check_signature(name, body, dict(context.invocation_metadata()), time.time())
             request = message.FromString(body)
+            signed, headers = covered(name, body, request), dict(context.invocation_metadata())
+            key = check_signature(name, signed, headers, time.time())
             check_node(mail.state, name, request, key)
         except (DecodeError, ValueError) as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))

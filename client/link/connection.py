@@ -270,12 +270,13 @@ class FleetApi(FleetCalls):
 
     def ask(self, at: float, padding: int = 0) -> tuple[int, str]:
         """Return the server's refusal of a call that is signed with this time, and is larger by `padding` bytes."""
-        body = request("ActivateNode", public_key=self.public, heartbeat_interval=0.0)
+        call = request("ActivateNode", public_key=self.public, heartbeat_interval=0.0)
         if padding:  # a field that this message has not: servers ignore it
-            body += request("PushObject", object_content=bytes(padding))
+            part = request("PushObject", object_content=bytes(padding))
+            call.MergeFromString(part.SerializeToString())
         seconds = LARGE_SECONDS if padding else TIMEOUT_SECONDS
         try:
-            self.send("ActivateNode", body, at=at, timeout=seconds)
+            self.send("ActivateNode", call, at=at, timeout=seconds)
         except self.grpc.RpcError as error:
             return refusal_in(error)
         return 0, "activated"

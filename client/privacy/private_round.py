@@ -78,12 +78,16 @@ def private_round(
     ``key``: the silo's key for this run; ``network``: the network's name and settings, such as its dropout.
     Raises UserError if that is not possible.
     """
-    check_unmixed(client.model.module)
+    sums = client.info.training.dp == "sums"  # of all records, each by itself
+    if not sums:
+        check_unmixed(client.model.module)
     check_sizes(config["models"], client.silo.name)
     client.round = config["round"]
-    sampling = Sampling(units.records, units.count, client.common.batch_size)
+    size = units.records if sums else client.common.batch_size
+    sampling = Sampling(units.records, units.count, size)
+    passes = (1,) if sums else client.noised_passes()
     digest = _digest(client, s, units, config, network)
-    plan = plan_of(s, client.common, sampling, client.noised_passes(), digest.hex())
+    plan = plan_of(s, client.common, sampling, passes, digest.hex())
     # Gradients of each batch in a round
     uses = getattr(client.settings, "gradients_per_batch", 1)
     from_here = derive_key(key, "round", client.round, digest)

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-from .node import FIRST_GPU, Site, read_variables, supernode_command, variables_of
+from .node import Site, on_cpu, read_variables, supernode_command, variables_of
 from .ours import errors, names, parsed
 from .parsed import Frozen, match_pattern
 from .policy import default_file
@@ -25,7 +25,7 @@ FIXED = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_KEY", "SILOFL_FLWR")
 # Not rendered: a key, a certificate, lists
 GIVEN = ("allowed-apps", "ca.crt", "node.key", "schema.json", "signed.json", VALUES)
 SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
-DEVICE = r"cpu|cuda:[0-9]{1,3}|MIG-[0-9A-Za-z/-]{1,100}|[0-9]{1,3}:[0-9]{1,3}"
+DEVICE = r"cpu(,cpu)*|cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})*|MIG-[0-9A-Za-z/-]{1,100}|[0-9]{1,3}:[0-9]{1,3}"
 # None of a value's characters ends a line, a quote or a word of a unit
 PLAIN_VALUE = "no bundle has such a value"
 GPU = """\
@@ -35,13 +35,17 @@ GPU = """\
 
 
 def device_inside(device: str) -> str:
-    """Return a silo's device in its container, where its GPU is always number 0."""
-    return device if device == "cpu" else FIRST_GPU
+    """Return a silo's devices in its container, where its GPUs are numbered from 0."""
+    if on_cpu(device):
+        return device
+    return ",".join(f"cuda:{number}" for number, _ in enumerate(device.split(",")))
 
 
 def gpu_reservation(device: str) -> str:
     """Return the `deploy` section that reserves the host's GPU N of `cuda:N` for a service; empty for a CPU."""
-    return "" if device == "cpu" else GPU % device.removeprefix("cuda:")
+    if on_cpu(device):
+        return ""
+    return GPU % device.replace("cuda:", "").replace(",", '", "')
 
 
 class BundleValues(Frozen):
@@ -252,8 +256,11 @@ def _silo_unit(values: BundleValues) -> str:
         command=" ".join(quote_words(Site.from_environment(environment))),
         environment=" ".join(f"{key}={value}" for key, value in environment.items()),
         gpu=""
-        if values.device == "cpu"
-        else f"AddDevice=nvidia.com/gpu={values.device.removeprefix('cuda:')}\n",
+        if on_cpu(values.device)
+        else "".join(
+            f"AddDevice=nvidia.com/gpu={device.removeprefix('cuda:')}\n"
+            for device in values.device.split(",")
+        ),
     )
 
 

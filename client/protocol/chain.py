@@ -221,11 +221,6 @@ def write_whole(path: Path, text: str, *, sync_name: bool = True) -> None:
     files.write_atomically(path, text, mode=0o600, sync_name=sync_name)
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until a folder's entries are on the disk."""
-    files.sync(folder)
-
-
 # --- verification -----------------------------------------------------------------------------------------
 
 

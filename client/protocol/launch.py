@@ -34,6 +34,10 @@ FLOWER = {
 BY_SITE, TAKEN = "SILOFL_SITE_AUDITS", "withheld"
 BY_SITE_VALUE = f"1 {TAKEN}"
 TERMS = "terms"
+# In the environment of a process of an app with several devices: which one it is, and the folder where they meet
+GROUP = "SILOFL_GROUP"
+# gloo and NCCL would listen at the address of this machine's name
+LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 NODE_KEY = "SILOFL_NODE_KEY"  # in a SuperNode's environment: the file of its key, with which the gate signs
 # The starting process's environment overrides these. The interval at which the server's SuperExec polls for a run; and
 # gRPC finds names as other programs do, since its own resolver waits for a DNS even for a name in /etc/hosts.

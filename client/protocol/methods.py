@@ -6,9 +6,10 @@
 these values of the method's settings alone; without it, it may; ``rules``: the policy's rules that must
 be true for the kinds of what it sends (kinds.py), with the words of a refusal; ``dangers``: what `silofl
 approve` warns of; ``adds``: the common setting that adds the method, and its own, to others; ``dp``: the
-settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data leaves
-with it; ``listed``: a policy must name it, ``all`` does not mean it; ``sums``: how its secure sums weigh
-silos: samples, silos (equal), or the setting with one of them. What else is not named is not so.
+settings with the epochs of a round that ``dp = true`` trains with noise; or that sums over all records
+leave with noise, once a message; or that nothing of the data leaves; ``listed``: a policy must name it,
+``all`` does not mean it; ``sums``: how its secure sums weigh silos: samples, silos (equal), or the
+setting with one of them. What else is not named is not so.
 """
 
 import json

@@ -38,6 +38,16 @@ MIG = "MIG-"  # how the name of a part of a GPU starts (nvidia-smi -L)
 FIRST_GPU = "cuda:0"
 
 
+def on_cpu(device: str) -> bool:
+    """Return whether a silo's devices, such as `cpu,cpu` or `cuda:0,cuda:1`, are the CPU."""
+    return device.startswith("cpu")
+
+
+def devices_in(node_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a silo's devices, one for each process of its app; of most silos there is one."""
+    return tuple(str(node_config.get("device", "auto")).split(","))
+
+
 def gpu_environment(device: str, share: float | None = None) -> dict[str, str]:
     """Return the variables by which a silo sees its MIG device alone, as its first GPU, and takes its share of one."""
     seen = {"CUDA_VISIBLE_DEVICES": device} if device.startswith(MIG) else {}

@@ -27,15 +27,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, ConfigDict, Field
 
 from .methods import EVIDENCE, METHODS, METRICS
-from .parsed import (
-    Frozen,
-    SiteError,
-    match_pattern,
-    parse_values,
-    read_bounded,
-    read_toml,
-    shorten,
-)
+from .parsed import Frozen, SiteError, match_pattern, parse_values, read_bounded, read_toml
 
 PUBLIC = "public"  # in place of a file: the data are public
 NO_LIMIT = 2**31
@@ -49,10 +41,6 @@ LIMITS = {  # the rule for settings of a kind; the others are factors of `max_de
     "mixing-epochs": "max_mixing_epochs",
     "steps": "max_inner_steps",
     "rounds": "max_rounds",
-}
-RETIRED = {  # rules of earlier versions, which may stand in a file: they bound nothing, and `silofl policy` tells it
-    "max-momentum": "it stopped no attack (docs/attacks.md): a study that fixes momentum and learning-rate does",
-    "combat": "ComBat left silofl in 0.3.0 (docs/decisions.md), and no exact sums leave",
 }
 # In the name of a setting that needs a rule
 AMOUNT = re.compile(r"(^|[-.])(epochs|steps|rounds)(-|$)")
@@ -233,7 +221,6 @@ class Policy(Rules):
 
     where: str = "no policy.toml, so the defaults"
     sha256: str = ""  # of the file; empty: none
-    retired: tuple[str, ...] = ()  # rules of earlier versions that the file has
 
     @property
     def public(self) -> bool:
@@ -296,14 +283,8 @@ def public_policy() -> Policy:
 def parse_policy(text: str, path: str) -> Policy:
     """Return the policy of a file's text. Raises SiteError, one line, if it is invalid."""
     content = read_toml(text, path, "a rule is a line such as peers = false")
-    if content.get("combat", False) is not False:
-        raise SiteError(
-            f"{path}: combat = {shorten(content['combat'])}: ComBat left silofl in 0.3.0; delete the line, "
-            "and harmonise a csv before its import, or ask for runs with normalization=silo"
-        )
-    retired = tuple(key for key in RETIRED if content.pop(key, None) is not None)
     rules = parse_values(Rules, content, path, "`silofl policy` prints all rules")
-    return Policy(**dict(rules), where=path, retired=retired)
+    return Policy(**dict(rules), where=path)
 
 
 def default_file(**others: Any) -> str:

@@ -39,8 +39,6 @@ _FREE = """study out resume checkpoint-every threads device data-dir dataset par
 round-timeout straggler-factor straggler-floor lost-silo"""
 FREE = frozenset(_FREE.split())
 TEXTS = ("purpose", "contact", "results", "retention")
-# Of earlier versions, as unused
-NO_COMBAT = {"survey.harmonize": "", "survey.covariates": "", "survey.shrink": True}
 MOST = 2**53
 MEND = "`silofl study new` writes a protocol with every key"
 NAME = match_pattern(
@@ -55,7 +53,6 @@ Fingerprint = Annotated[
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Method = Annotated[str, among(*METHODS)]
 ENDS = ("score_low", "score_high")  # of the score's interval
-LOSSES = ("loss", "mae", "rmse")  # metrics of which less is better
 Metric = Annotated[str, among(SCORE, *(name for name in METRICS if name not in ENDS))]
 # Hundredths of a score: percentage points of an accuracy
 Points = Annotated[float, Field(gt=0, le=100)]
@@ -262,15 +259,10 @@ def _analysis_fault(study: StudyProtocol, analysis: Analysis) -> str:
 
 def _settings(path: str, table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the allowed values by key, with the methods. Raises SiteError, one line."""
-    flat = {
-        key: value
-        for key, value in _flat(table)
-        if key not in NO_COMBAT or value != NO_COMBAT[key]
-    }
+    flat = dict(_flat(table))
     for key, allowed in flat.items():
         if key not in DEFAULTS or key in FREE:
             why = "no study fixes it" if key in FREE else "this silofl has no such setting"
-            why = "ComBat left silofl in 0.3.0" if key in NO_COMBAT else why
             raise SiteError(f"{path}: [settings] {shorten(key)}: {why}; leave it out")
         if fault := _constraint_fault(allowed, DEFAULTS[key]):
             raise SiteError(f"{path}: [settings] {key} = {shorten(allowed)}: {fault}")

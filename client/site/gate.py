@@ -21,12 +21,28 @@ from ..protocol.policy import PolicyRefusedError
 from .message import SiteMessage, read_message
 from .record import Record
 from .release import describe_message, release_reply
-from .rules import RULES, Rule
-from .rules.budget import content_of, costs
+from .rules.budget import budget_fault, content_of
+from .rules.counts import counts_fault
 from .rules.masks import masks_fault
+from .rules.own_model import own_model_fault
+from .rules.policy import policy_fault
 from .rules.receipt import receipt_fault
+from .rules.study import study_fault
 from .terms import Terms
 from .trust.code import AppRefusedError
+
+# A rule returns its fault in one line, which continues "SILO refuses:", or an empty text. It leaves what the reply
+# needs in the message's passage. What it has written stays where a later rule refuses: a refused message counts, too.
+Rule = Callable[[SiteMessage], str]
+RULES: tuple[Rule, ...] = (
+    policy_fault,
+    study_fault,
+    own_model_fault,
+    counts_fault,
+    masks_fault,
+    receipt_fault,
+    budget_fault,
+)
 
 
 def pass_gate(
@@ -69,8 +85,8 @@ def check_rules(message: SiteMessage, rules: Sequence[Rule] = RULES) -> None:
         raise message.terms.error
     record = Record(message.state) if message.state else None
     try:
-        with record.write(sync=costs(message)) if record else contextlib.nullcontext():
-            fault = next(filter(None, (rule(message) for rule in rules)), "")
+        with record.write(sync=message.charged) if record else contextlib.nullcontext():
+            fault = next(filter(None, (find_fault(message) for find_fault in rules)), "")
     except SiteError as error:
         fault = str(error)
     except OSError as error:

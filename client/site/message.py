@@ -9,10 +9,11 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-from ..flower.contents import ArraySum, array_sums, config_of
+from ..flower.messages import ArraySum, array_sums, config_of
 from ..protocol.chain import write_whole
 from ..protocol.launch import flower_home
 from ..protocol.ours import files
+from ..protocol.run_settings import is_private
 from ..protocol.secure import RECORD
 from .terms import Terms, read_terms
 
@@ -69,6 +70,11 @@ class SiteMessage:
     def public(self) -> bool:
         """Whether the silo has nothing to protect: no data file of its own, or public data."""
         return self.data is None or self.terms.rules.public
+
+    @property
+    def charged(self) -> bool:
+        """Whether it costs something of a privacy budget: it trains with differential privacy, on data to protect."""
+        return self.kind == "train" and is_private(self.settings) and not self.public
 
 
 def read_message(

@@ -14,7 +14,7 @@ numbers, so what was disclosed is found by data, model and question; a run's num
 
 A record that is damaged, missing or an older copy allows nothing. Beside the audit log, `audit/record` has its
 identity, and `audit/head.json` its identity and its number of replies. Beside the state directory, `head.py` keeps how
-far it had come. A state directory of silofl 0.2, which noted all this in files of their own, is refused.
+far it had come.
 """
 
 import atexit
@@ -30,7 +30,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..protocol.chain import sync_folder, utc_now, write_whole
+from ..protocol.chain import utc_now, write_whole
+from ..protocol.ours import files
 from ..protocol.parsed import SiteError
 from .head import Head
 from .trust.audit import Log, kind_of
@@ -38,11 +39,6 @@ from .trust.audit import Log, kind_of
 FILE = "record.sqlite"
 VERSION = 2  # 1 was never released
 WAIT_SECONDS = 60.0  # for another process of this silo
-# Where silofl 0.2 noted what it had counted and released: begun anew beside them, a site would do both again
-BEFORE = (
-    *("runs-by-day", "messages", "studies", "released.json", "own-models", "evidence"),
-    *("statistics", "released-sums.json", "released-surveys.json", "budget/data"),
-)
 # No shared memory for a WAL
 REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "ceph", "afs", "beegfs")
 PENDING = """CREATE TABLE IF NOT EXISTS pending (line INTEGER PRIMARY KEY, hash TEXT NOT NULL, text BLOB NOT NULL)"""
@@ -265,7 +261,7 @@ class Record:
             for ending in ("-wal", "-shm"):
                 (self.state / f"{FILE}{ending}").unlink(missing_ok=True)
             os.replace(new, self.path)
-            sync_folder(self.state)
+            files.sync(self.state)
             write_whole(self.state / "audit" / "record", identity + "\n")
         finally:
             os.close(lock)
@@ -286,11 +282,10 @@ class Record:
                 f"{FILE} is missing, and tells what this site has released: restore it from a backup, or "
                 "`silofl approve --restored` goes on with all that was spent by the head kept apart"
             )
-        earlier = [name for name in BEFORE if (self.state / name).exists()]
-        if earlier or self.head.log.end()[0]:
+        if self.head.log.end()[0]:
             raise SiteError(
-                f"{self.state} has {', '.join(earlier) or 'an audit log'} and no {FILE}, so it is of silofl 0.2 or was "
-                "changed: answer a message with silofl 0.3 first, or begin a new state directory deliberately"
+                f"{self.state} has an audit log and no {FILE}, so it was changed: restore it from a backup, or begin a "
+                "new state directory deliberately"
             )
 
     def _check(self, db: sqlite3.Connection) -> None:

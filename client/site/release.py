@@ -22,8 +22,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ..flower.contents import array_sums, records_of
-from ..flower.messages import refuse
+from ..flower.messages import array_sums, records_of, refuse
 from ..protocol import receipts
 from ..protocol.chain import canonical, digest, utc_now
 from ..protocol.code import digest_of_code

@@ -71,7 +71,8 @@ def of_one_network():
         name
         for name, s in strategies().items()
         if not s.info.role.pooled
-        and name not in ("fedbn", "lp-proj", "fedntd", "fedsa-lora", "knn-per")
+        and name not in ("fedbn", "lp-proj", "fedntd", "knn-per")
+        and not name.endswith("-lora")
     ]
 
 

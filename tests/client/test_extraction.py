@@ -229,6 +229,7 @@ def test_a_projection_to_few_numbers_is_none(tmp_path):
 # ---- The metric oracle -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_the_metric_oracle(tmp_path):
     """Where evaluations are not counted, the task's score alone gives every test patient: the number is what counts."""
     oracle = Oracle(tmp_path, rules(tmp_path, "max-evaluations = 0", "max-messages = 0"))

@@ -28,6 +28,7 @@ MEANS = {
     "fedgh": "prototypes",
     "fedpac": "prototypes",
     "pfedfda": "gaussians",
+    "gh-ofl": "pooled",
 }
 
 
@@ -53,7 +54,9 @@ def of_classes(payload, method):
     sent = payload.models[MEANS[method]].vector
     if method == "pfedfda":
         return sent[: CLASSES * COLUMNS].view(CLASSES, COLUMNS), None
-    table = sent.view(CLASSES, COLUMNS + 1)
+    table = sent[: CLASSES * (COLUMNS + 1)].view(CLASSES, COLUMNS + 1)
+    if method == "gh-ofl":
+        return table[:, 1:] / table[:, :1].clamp(min=1e-9), table[:, 0]
     return table[:, :-1], table[:, -1]
 
 

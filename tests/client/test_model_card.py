@@ -52,7 +52,7 @@ def changed(exported, tmp_path):
     """Write the model with another card, which the model's header is sealed with, as an attacker can."""
 
     def write(path, value):
-        tensors, _ = read_sealed(exported[0], ("format",))
+        tensors, _ = read_sealed(exported[0])
         card = json_of(card_file(exported[0]))
         scale = {"mean": [0, 0, 0], "std": [1, 1, 1]}
         card |= {"temperature": TEMPERATURE, "conformal": CONFORMAL, "normalisation": scale}
@@ -119,7 +119,7 @@ def test_a_card_that_names_code_runs_none(changed, exported, tmp_path, monkeypat
 
 
 def test_answers_that_are_no_numbers_are_refused(exported, tmp_path):
-    tensors, _ = read_sealed(exported[0], ("format",))
+    tensors, _ = read_sealed(exported[0])
     name = next(iter(tensors))
     text = card_file(exported[0]).read_bytes()
     card_file(tmp_path / "m.safetensors").write_bytes(text)

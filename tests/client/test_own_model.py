@@ -10,6 +10,7 @@ import pytest
 import torch
 from failing import fails
 from flwr.app import Context, Message
+from representatives import some
 from tiny import (
     Files,
     audited,
@@ -32,8 +33,8 @@ from client.protocol.policy import Policy
 from client.protocol.study import parse_study
 from client.reported import TERMS, note_terms
 from client.site.counts import read_released
+from client.site.rules.study import message_faults
 from client.site.study.dangers import dangers
-from client.site.study.protocol import message_faults
 from client.site.trust import audit
 from client.site.trust.audit_page import page
 from client.site.trust.message_rules import OWN_MODEL
@@ -147,7 +148,11 @@ def ask(run, message, /, silo="a", kind="", *, number=0, **changed):
 # ---- What leaves -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["ditto", "fedper", "apfl", "local", "fedavg-ft"])
+@some(
+    "method",
+    ["ditto", "fedper", "apfl", "local", "fedavg-ft"],
+    {"ditto", "fedper"}.__contains__,
+)
 def test_the_model_that_leaves_is_the_one_that_the_report_shows(tmp_path, method):
     """Bit for bit what the silo's state has for ``export --which reported``; one message more, and nothing else."""
     sites = Sites(tmp_path, strategy=method)
@@ -533,7 +538,9 @@ def test_a_silent_silo_is_one_line(tmp_path):
 # ---- Resume ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", ["train 2", "evaluate 3", f"{KIND} 3", "after"])
+@some(
+    "at", ["train 2", "evaluate 3", f"{KIND} 3", "after"], {"train 2", f"{KIND} 3"}.__contains__
+)
 def test_a_run_that_was_killed_has_the_models_of_one_that_was_not(tmp_path, at):
     """Before the closing exchange, in it, as the models leave (b's has, c's has not), and after all."""
     whole, sites = Sites(tmp_path / "whole"), Sites(tmp_path / "killed")

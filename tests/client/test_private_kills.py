@@ -33,6 +33,7 @@ def deaths(tmp_path_factory):
     return {one["phase"]: one for one in found}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("phase", PHASES)
 def test_killed_in_each_phase(deaths, phase):
     one, whole = deaths[phase], deaths[""]

@@ -281,7 +281,9 @@ def test_the_patient_as_unit(files):
 # --- the site's account is the app's ----------------------------------------------------------------------------------
 
 METHODS_WITH_NOISE = [
-    name for name, strategy in strategies().items() if strategy.info.training.dp == "gradient"
+    name
+    for name, strategy in strategies().items()
+    if strategy.info.training.dp in ("gradient", "sums")
 ]
 
 
@@ -314,7 +316,7 @@ def test_what_the_site_charges_is_what_the_app_does(
         "dp__target_epsilon": 3.0,
     }
     given |= {"batch_size": 12, "mlp__hidden": "8"}
-    given |= {"lora_rank": 2} if method == "fedsa-lora" else {}
+    given |= {"lora_rank": 2} if method.endswith("-lora") else {}
     federate(files, state_dir=state, **given)
     data = data_file(tmp_path / "site", "sum", "a", files["a"])
     cost = cost_of(settings_of(files, **given).flat(), data)

@@ -38,7 +38,7 @@ PART = 1 << 18  # bytes of a stream made at once
 def received_sha256(arrays: Iterable[tuple[Any, ...]], config: Mapping[str, Any]) -> str:
     """Return two sums of a train message: of its arrays, and after a colon of its config.
 
-    ``arrays``: record, key, type, shape, form and SHA-256 of each, as `client/flower/contents.py` has them. All numbers
+    ``arrays``: record, key, type, shape, form and SHA-256 of each, as `client/flower/messages.py` has them. All numbers
     count with which a method trains: a server could make all steps but one small by them.
     """
     sums = [(*array[:4], array[5]) for array in sorted(arrays)]

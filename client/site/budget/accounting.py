@@ -113,24 +113,6 @@ def find_data_file(db: sqlite3.Connection, sha256: str) -> DataFile | None:
     return DataFile(sha256, silo, cohort, records, patients, links)
 
 
-def cohort_of(data: DataFile, charged: Mapping[str, DataFile]) -> set[str]:
-    """Return the charged versions of the data file, by SHA-256, that are about the same people as ``data``."""
-    every = {**charged, data.sha256: data}
-    linked = set[str]()
-    new = {data.sha256}
-    while new:
-        linked |= new
-        names = {every[sha256].name for sha256 in linked}
-        links = {link for sha256 in linked for link in every[sha256].links}
-        same = {
-            sha256
-            for sha256, file in every.items()
-            if file.name in names or sha256 in links or not linked.isdisjoint(file.links)
-        }
-        new = same - linked
-    return linked & charged.keys()
-
-
 def label(files: Sequence[DataFile]) -> str:
     """Return a cohort's name: what its files declare, or the silo."""
     declared = sorted({file.cohort for file in files if file.cohort})
@@ -189,7 +171,8 @@ def cost_of(run: Mapping[str, Any], data: DataFile) -> MessageCost:
     if unit not in UNITS:
         raise SiteError(f"dp.unit = {unit:.40}: one of {', '.join(UNITS)} is needed here")
     units = data.units(unit)
-    batch = min(value("batch-size"), data.records)
+    sums = METHODS[str(run.get("strategy"))]["dp"] == "sums"  # of all records, once a message
+    batch = data.records if sums else min(value("batch-size"), data.records)
     if batch < 1:
         raise SiteError(
             f"batch-size = {run.get('batch-size')!r:.40} of {data.records} records: no cost can be computed"
@@ -214,8 +197,8 @@ def steps_of(run: Mapping[str, Any], per_epoch: float, value: Callable[[str], fl
     The policy refuses a method without a declaration of differential privacy (`privacy_faults`).
     """
     declared = METHODS[str(run.get("strategy"))]["dp"]
-    if isinstance(declared, str):  # nothing computed from the data leaves
-        return 0
+    if isinstance(declared, str):  # else nothing computed from the data leaves
+        return int(declared == "sums")
     epochs = (count for training in declared for count in epochs_of(training, run, value))
     return sum(max(round(count * per_epoch), 1) for count in epochs if count)
 

@@ -40,14 +40,7 @@ from ...protocol.chain import (
 from ...protocol.parsed import SiteError
 from ...protocol.policy import Policy
 from ..record import OPEN, Record
-from .accounting import (
-    DataFile,
-    MessageCost,
-    cohort_of,
-    default_delta,
-    epsilon_of,
-    load_data_file,
-)
+from .accounting import DataFile, MessageCost, default_delta, epsilon_of, load_data_file
 
 CHARGE, SENT = "charge", "sent"
 LEAST_EPSILON = 1e-4  # that a charged message costs at least, so that a budget bounds the number of messages
@@ -320,3 +313,21 @@ def in_ledger(state: Path, run_id: str, silo: str) -> Sequence[Line]:
     """Return the charges of a run, equal steps together."""
     with Record(state).reading() as db:
         return totals(db, run_id, silo)
+
+
+def cohort_of(data: DataFile, charged: Mapping[str, DataFile]) -> set[str]:
+    """Return the charged versions of the data file, by SHA-256, that are about the same people as ``data``."""
+    every = {**charged, data.sha256: data}
+    linked = set[str]()
+    new = {data.sha256}
+    while new:
+        linked |= new
+        names = {every[sha256].name for sha256 in linked}
+        links = {link for sha256 in linked for link in every[sha256].links}
+        same = {
+            sha256
+            for sha256, file in every.items()
+            if file.name in names or sha256 in links or not linked.isdisjoint(file.links)
+        }
+        new = same - linked
+    return linked & charged.keys()

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ...flower.contents import ArraySum, array_sums, config_of, records_of
+from ...flower.messages import ArraySum, array_sums, config_of, records_of
 from ...protocol.chain import digest
 from ...protocol.parsed import SiteError
-from ...protocol.run_settings import is_private
 from ..budget.accounting import MessageCost, cost_of, data_file
 from ..budget.ledger import Ledger, Release, SpentEpsilon
 from ..message import SiteMessage, whole
@@ -30,7 +29,7 @@ class Charge:
 
 def budget_fault(message: SiteMessage) -> str:
     """Charge a message's cost to its cohort; return why the budget does not allow it, or nothing can be charged."""
-    if not costs(message):
+    if not message.charged:
         return ""
     try:
         message.passage.charge = charge_message(message)
@@ -39,11 +38,6 @@ def budget_fault(message: SiteMessage) -> str:
     except OSError as error:
         return f"the ledger cannot be written: {error.strerror}"
     return ""
-
-
-def costs(message: SiteMessage) -> bool:
-    """Return whether a message is one that is charged."""
-    return message.kind == "train" and is_private(message.settings) and not message.public
 
 
 def charge_message(message: SiteMessage) -> Charge | None:

@@ -1,6 +1,6 @@
 """Whether the run's settings stay within the hospital's policy."""
 
-from ...flower.contents import records_of
+from ...flower.messages import records_of
 from ..message import SiteMessage
 from ..trust.message_rules import run_faults
 

@@ -4,8 +4,6 @@ No code of an app runs here, in any message. So pins, policy, budget and audit l
 earlier message's app did. The app's reply is parsed, never executed, and passes the gate again before it is sent.
 """
 
-import compileall
-import re
 import secrets
 import shutil
 import sys
@@ -97,7 +95,7 @@ def check_app_folder(unpacked: Path, fab_id: str, fab_version: str, fab_hash: st
 
 
 def unpack_app(content: bytes, digest: str) -> Path:
-    """Unpack like Flower's `install_from_fab`, except that a half-written app is never used.
+    """Unpack as Flower does, except that a half-written app is never used.
 
     Flower unpacks straight into `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8` and later uses that directory unchecked.
     Here a directory counts as complete, and as this very app, exactly if it contains the full SHA-256.
@@ -111,9 +109,6 @@ def unpack_app(content: bytes, digest: str) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=apps))
     unpacked = install_app(content, temporary)
     print(f"app {unpacked.name}, SHA-256 {digest}")
-    # Once: processes with PYTHONDONTWRITEBYTECODE would repeat it; a silo imports nothing of the server's half
-    server_half = re.compile(re.escape(f"{unpacked}/server/"))
-    compileall.compile_dir(unpacked, quiet=2, rx=server_half)
     (unpacked / ".sha256").write_text(digest)
     final = apps / unpacked.name
     shutil.rmtree(final, ignore_errors=True)

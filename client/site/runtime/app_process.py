@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ...flower.apps import load_app
-from ...flower.contents import records_of
 from ...flower.messages import (
     FAILED,
     NOT_LOADED,
     error_code,
     pack,
+    records_of,
     set_identity,
     unpack,
     with_content,
@@ -203,6 +203,11 @@ def write_answer(file: Any, reply: Any, state: Any) -> None:
 def write_error(file: Any, code: int, reason: str) -> None:
     """Write why there is no reply."""
     _write(file, {"error": {"code": code, "reason": reason}})
+
+
+def wrote_error(file: Any) -> bool:
+    """Return whether an answer that this process has written says why there is no reply."""
+    return "error" in _read(file, prot=mmap.PROT_READ)[0]
 
 
 def read_answer(file: Any, message: Any, context: Any) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from client.link.connection import connection_checks
-from client.protocol.node import FIRST_GPU, Site, gpu_environment
+from client.protocol.node import FIRST_GPU, Site, gpu_environment, on_cpu
 from client.protocol.policy import read_policy
 from client.site.runtime.slurm import refusal_of
 from client.site.study.approvals import REQUIRED, list_approved
@@ -153,18 +153,18 @@ def state_checks(path: Path) -> list[Check]:
 
 KERNEL = """
 import sys, torch
-device = torch.device(sys.argv[1])
-x = torch.ones(64, 64, device=device)
-assert float((x @ x).sum()) == 64**3, "a product of matrices is wrong"
-print(torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine's CPU")
+for device in map(torch.device, sys.argv[1].split(",")):
+    x = torch.ones(64, 64, device=device)
+    assert float((x @ x).sum()) == 64**3, "a product of matrices is wrong"
+    print(torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine's CPU")
 """
 
 
 def device_check(site: Site) -> Check:
     """Check that PyTorch computes on the silo's GPU: a product of matrices, in a process of its own."""
     device, inside = site.device, site.node_config["device"]
-    if device == "cpu":
-        return Check("device", True, "cpu")
+    if on_cpu(device):
+        return Check("device", True, device)
     done = subprocess.run(
         [sys.executable, "-c", KERNEL, inside],
         env={**os.environ, **gpu_environment(device)},
@@ -173,11 +173,14 @@ def device_check(site: Site) -> Check:
         check=False,
     )
     if done.returncode == 0:
-        return Check("device", True, f"{device}: {done.stdout.strip()} computes")
+        return Check(
+            "device", True, f"{device}: {', '.join(done.stdout.splitlines())} computes"
+        )
     import torch
 
     count = torch.cuda.device_count()
-    if count and inside in (FIRST_GPU, *(f"cuda:{i}" for i in range(count))):
+    here = {FIRST_GPU, *(f"cuda:{i}" for i in range(count))}
+    if count and here.issuperset(inside.split(",")):
         said = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
         fix = "nvidia-smi -L lists the GPUs, and MIG devices by their names"
         return Check("device", False, f"{device}: {said}", f"{fix}; or set the device to cpu")

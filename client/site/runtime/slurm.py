@@ -7,8 +7,11 @@ Each message has a folder of its own, whose name is drawn at random and is the j
 earlier job is taken, and what a dead SuperNode left can be cancelled. A job that Slurm requeues finds the same question
 and repeats its work. Its answer appears whole, by a rename, and passes the gate as any app's.
 
-The job gets the variables in `PASSED` only: no proxy's password, no key's path. Run as `site.runtime.slurm FOLDER` by
-`private.py`, this module is the job.
+A training on several devices has a process for each of them: on the job's one node, where they are connected over
+loopback, or on its several nodes by `srun`, over the cluster's network. They meet by a file in the shared folder.
+
+The job gets the variables in `PASSED` only: no proxy's password, no key's path. Run as `site.runtime.slurm FOLDER
+PROCESSES` by `private.py`, this module is the job.
 """
 
 import contextlib
@@ -25,15 +28,31 @@ from pathlib import Path
 from typing import Any
 
 from ...flower.fleet import announce_queue
-from ...protocol.launch import BY_SITE, BY_SITE_VALUE, flower_home, site_process
-from .app_process import DIED, answer_question, prepare_process, read_answer, write_question
+from ...protocol.launch import (
+    BY_SITE,
+    BY_SITE_VALUE,
+    GROUP,
+    LOOPBACK_ONLY,
+    die_with_parent,
+    flower_home,
+    site_process,
+)
+from ...protocol.node import devices_in
+from .app_process import (
+    DIED,
+    answer_question,
+    prepare_process,
+    read_answer,
+    write_question,
+    wrote_error,
+)
 from .worker import TOO_LATE, WorkerEndedError, Workers, how_it_ended, shared_memory
 
 OPTIONS = "SILOFL_SLURM"  # in a SuperNode's environment: options of sbatch; none: no Slurm
 PASSED = (
     *("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH"),
     *("TZ", "USER", "SLURM_CONF", "FLWR_HOME", "OMP_NUM_THREADS"),
-    *("SILOFL_WEIGHTS", "SILOFL_GPU_SHARE"),
+    *("SILOFL_WEIGHTS", "SILOFL_GPU_SHARE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
 )
 PREFIX = "silofl-"
 LOOK_SECONDS, ASK_SECONDS = 0.5, 5.0  # between two looks for the answer, two questions to Slurm
@@ -79,11 +98,13 @@ class SlurmJobs(Workers):
     def ask(self, head: dict[str, Any], message: Any, context: Any) -> Any:
         """Return the app's reply as `Workers.ask` does, from a job."""
         ends = time.monotonic() + message.metadata.ttl
+        devices = devices_in(context.node_config)
+        count = len(devices) if message.metadata.message_type == "train" else 1
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.folder))
         try:
             with open(folder / "question", "xb") as question:
                 write_question(question, head, message, context)
-            self._wait(self._submit(folder), folder / "answer", ends)
+            self._wait(self._submit(folder, count), folder / "answer", ends)
             with (
                 open(folder / "answer", "rb", opener=open_plain) as answer,
                 shared_memory() as copy,
@@ -101,9 +122,9 @@ class SlurmJobs(Workers):
             show_log(folder / "log")
             remove(folder)
 
-    def _submit(self, folder: Path) -> str:
-        """Submit the job for a question, and return its number."""
-        command = site_process("site.runtime.slurm", str(folder))
+    def _submit(self, folder: Path, count: int) -> str:
+        """Submit the job for a question, of this many processes, and return its number."""
+        command = site_process("site.runtime.slurm", str(folder), str(count))
         # `%` begins a pattern there
         log = str(folder / "log").replace("%", "%%")
         ours = ["--parsable", "--requeue", "--open-mode=append", "--export=ALL"]
@@ -218,19 +239,62 @@ def last_line(text: str) -> str:
 
 
 def main() -> None:
-    """Answer the question in a folder."""
-    folder = Path(sys.argv[1])
+    """Answer the question in a folder, or start the processes that do, which have a third argument: where they meet."""
+    _, place, count, *meeting = sys.argv
+    folder = Path(place)
     os.umask(0o077)
-    os.environ[BY_SITE] = BY_SITE_VALUE
+    if int(count) > 1 and not meeting:
+        code = run_processes(folder, int(count))
+        if number := max(-code, code - 128, 0):
+            os.kill(os.getpid(), number)
+        sys.exit(code)
+    rank = os.environ["SLURM_PROCID"]
+    os.environ |= {BY_SITE: BY_SITE_VALUE, GROUP: f"{rank} {''.join(meeting)}"}
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_ON_NODE", "1"))
     sys.argv = ["flwr-clientapp"]
     prepare_process()
-    new = folder / "answer.new"
+    new = folder / f"answer.new{rank}"
     try:
-        with open(folder / "question", "rb") as source, open(new, "wb") as answered:
+        with open(folder / "question", "rb") as source, open(new, "w+b") as answered:
             answer_question(None, source, answered)
             os.fsync(answered.fileno())
-        new.rename(folder / "answer")
+            failed = wrote_error(answered)
+        # The first process cannot end without one that fails, whose answer is then the job's
+        if (failed or rank == "0") and not is_there(folder / "answer"):
+            new.rename(folder / "answer")
     except OSError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         sys.exit(error.errno or 1)
+    sys.exit(int(failed and int(count) > 1))
+
+
+def run_processes(folder: Path, count: int) -> int:
+    """Run a job's processes to their end, or until one fails; return its exit code, or minus its signal.
+
+    On several nodes gloo listens where a node's name leads, or at the site's ``GLOO_SOCKET_IFNAME``.
+    """
+    # A requeued job finds what its first attempt left
+    meeting = tempfile.mkdtemp(dir=folder)
+    command = site_process("site.runtime.slurm", str(folder), str(count), meeting)
+    nodes = int(os.environ["SLURM_NNODES"])
+    of_node = -(-count // nodes)
+    cores = int(os.environ.get("SLURM_CPUS_ON_NODE", "1"))
+    variables = {"OMP_NUM_THREADS": str(max(1, cores // of_node)), **os.environ}
+    if nodes > 1:
+        step = ["srun", f"--ntasks={count}", f"--ntasks-per-node={of_node}", "--overcommit"]
+        step += ["--cpu-bind=none", "--kill-on-bad-exit=1"]
+        return subprocess.run([*step, *command], env=variables, check=False).returncode
+    variables |= LOOPBACK_ONLY
+    processes = [
+        subprocess.Popen(
+            command, env={**variables, "SLURM_PROCID": str(rank)}, preexec_fn=die_with_parent
+        )
+        for rank in range(count)
+    ]
+    codes = (os.waitstatus_to_exitcode(os.wait()[1]) for _ in processes)
+    # The others end with this process
+    return next(filter(None, codes), 0)
+
+
+if __name__ == "__main__":
+    main()

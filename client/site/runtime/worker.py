@@ -6,20 +6,25 @@ Environment:
 """
 
 import contextlib
+import functools
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from ...flower.contents import config_of
-from ...protocol.launch import flower_home, template_command, template_pid
+from ...flower.messages import config_of
+from ...protocol.launch import GROUP, LOOPBACK_ONLY, flower_home, template_command, template_pid
+from ...protocol.node import devices_in
 from ...protocol.private import available_share
 from .app_process import DIED, DONE, READY, read_answer, write_question
 from .template import connect_to
@@ -32,6 +37,7 @@ AFTER_LAST_SECONDS = 30.0  # without a message after one of a run's last round
 READY_SECONDS = 120.0  # for a template process to start, and for its fork
 MOST_KEPT = 4  # runs whose process stays
 SHORT_OF_MEMORY = 0.1  # available share of the machine's or the container's memory
+SETTLE_SECONDS = 5.0  # to notice which other process has ended, once the first has failed
 TOO_LATE = "ClientApp was still running at the end of the message's time to live"
 
 
@@ -57,16 +63,14 @@ class Worker:
         self.connection.close()
         os.close(self.pidfd)
 
-    def exchange(self, question: Any, answer: Any, seconds: float) -> None:
-        """Have a question answered. Raises WorkerEndedError if it is not, within these seconds."""
-        try:
+    def ask(self, question: Any, answer: Any) -> None:
+        """Send a question. A process that has ended is noticed by :meth:`take`."""
+        with contextlib.suppress(OSError):
             socket.send_fds(self.connection, [b"Q"], [question.fileno(), answer.fileno()])
-            if not select.select([self.connection], [], [], seconds)[0]:
-                print(
-                    "ERROR: the message's time to live is over; ending the ClientApp process",
-                    file=sys.stderr,
-                )
-                raise WorkerEndedError(TOO_LATE)
+
+    def take(self) -> None:
+        """Take the sign that a question is answered. Raises WorkerEndedError if the process has ended instead."""
+        try:
             sign = self.connection.recv(16)
         except OSError:
             sign = b""
@@ -74,10 +78,70 @@ class Worker:
             raise WorkerEndedError(how_it_ended(sign))
 
 
-class Kept(NamedTuple):
-    """A process between two messages, since when it waits, and for how many seconds at most."""
+class Team:
+    """The processes that run one app: one, or one for each of the silo's devices. The first one's answer counts."""
 
-    worker: Worker
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = devices
+        self.workers: list[Worker] = []
+        # Where the others meet the first, by the app
+        self.folder = tempfile.mkdtemp(prefix="silofl-") if len(devices) > 1 else ""
+
+    def has_ended(self) -> bool:
+        return any(worker.has_ended() for worker in self.workers)
+
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.end()
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def exchange(
+        self,
+        question: Any,
+        answers: Sequence[Any],
+        seconds: float,
+        failed: Callable[[int], bool],
+    ) -> int:
+        """Have a question answered, by as many processes as there are answers. Return the place of the one that counts.
+
+        It is the first, or another that ``failed``: the first cannot end without it. Raises WorkerEndedError if one has
+        ended, or does not answer within these seconds.
+        """
+        waiting = {
+            worker.connection: k for k, worker in enumerate(self.workers[: len(answers)])
+        }
+        for worker, answer in zip(self.workers, answers, strict=False):
+            worker.ask(question, answer)
+        until, lost = time.monotonic() + seconds, False
+        while waiting:
+            ready = select.select([*waiting], [], [], max(0.0, until - time.monotonic()))[0]
+            if not ready and lost:
+                break  # an error, for which the others may wait in vain
+            if not ready:
+                print(
+                    "ERROR: the message's time to live is over; ending the ClientApp process",
+                    file=sys.stderr,
+                )
+                raise WorkerEndedError(TOO_LATE)
+            for connection in ready:
+                place = waiting.pop(connection)
+                try:
+                    self.workers[place].take()
+                except WorkerEndedError as error:
+                    where = f"device {self.devices[place]}: " if self.folder else ""
+                    raise WorkerEndedError(f"{where}{error}") from None
+                if failed(place):
+                    if place:
+                        return place
+                    until, lost = min(until, time.monotonic() + SETTLE_SECONDS), True
+        return 0
+
+
+class Kept(NamedTuple):
+    """A run's processes between two messages, since when they wait, and for how many seconds at most."""
+
+    team: Team
     since: float
     limit: float
 
@@ -99,30 +163,43 @@ class Workers:
         # From here: the server's clock may differ, never too early
         ends = time.monotonic() + message.metadata.ttl
         key = (context.run_id, context.node_id, *head["fab"])
-        worker, limit = self._take(key) or self._start(), 0.0
-        self.kept[key] = Kept(worker, time.monotonic(), limit)
+        devices = devices_in(context.node_config)
+        team, limit = self._take(key) or self._start(devices), 0.0
+        self.kept[key] = Kept(team, time.monotonic(), limit)
+        # Only a training is divided
+        count = len(devices) if message.metadata.message_type == "train" else 1
         try:
-            with shared_memory() as answer:
+            with contextlib.ExitStack() as stack:
+                answers = [stack.enter_context(shared_memory()) for _ in range(count)]
+
+                @functools.cache
+                def reply_of(place: int) -> Any:
+                    known = SimpleNamespace() if place else context
+                    return read_answer(answers[place], message, known)
+
                 with shared_memory() as question:
                     write_question(question, head, message, context)
-                    worker.exchange(question, answer, max(0.0, ends - time.monotonic()))
-                reply = read_answer(answer, message, context)
+                    left = max(0.0, ends - time.monotonic())
+                    place = team.exchange(
+                        question, answers, left, lambda place: reply_of(place).has_error()
+                    )
+                reply = reply_of(place)
             if not reply.has_error():
                 last = AFTER_LAST_SECONDS if is_last(message, context) else 1e9
                 limit = min(last, idle_seconds())
             return reply
         finally:
             self.idle_since = time.monotonic()
-            self.kept[key] = Kept(worker, self.idle_since, limit)
+            self.kept[key] = Kept(team, self.idle_since, limit)
             if not limit:
-                self.kept.pop(key).worker.end()
+                self.kept.pop(key).team.end()
 
-    def _take(self, key: object) -> Worker | None:
-        """Return the process of a run; None if there is none. For a new one others make room in memory."""
-        if (kept := self.kept.pop(key, None)) and not kept.worker.has_ended():
-            return kept.worker
+    def _take(self, key: object) -> Team | None:
+        """Return the processes of a run; None if there are none. For new ones others make room in memory."""
+        if (kept := self.kept.pop(key, None)) and not kept.team.has_ended():
+            return kept.team
         if kept:
-            kept.worker.end()
+            kept.team.end()
         self._make_room(MOST_KEPT - 1)
         return None
 
@@ -130,7 +207,7 @@ class Workers:
         """End processes, the longest unused first, while there are more than these, or memory is short."""
         for key in [*self.kept]:
             if len(self.kept) > most or available_share() < SHORT_OF_MEMORY:
-                self.kept.pop(key).worker.end()
+                self.kept.pop(key).team.end()
 
     def end(self) -> None:
         """End all processes."""
@@ -144,7 +221,7 @@ class Workers:
         now = time.monotonic()
         for key, kept in [*self.kept.items()]:
             if now - kept.since > kept.limit:
-                self.kept.pop(key).worker.end()
+                self.kept.pop(key).team.end()
         self._make_room(MOST_KEPT)
         if self.template is not None:
             idle = now - self.idle_since
@@ -154,23 +231,30 @@ class Workers:
         elif template_pid(socket_path()) is None:
             self._start_template()
 
-    def _start(self) -> Worker:
-        """Start a process for an app, again if the template process dies meanwhile. Raises OSError if there is none."""
+    def _start(self, devices: Sequence[str]) -> Team:
+        """Start an app's processes, again if the template process dies meanwhile. Raises OSError if there is none."""
+        team = Team(devices)
         try:
-            try:
-                return self._fork()
-            except ConnectionError:
-                return self._fork()
+            for rank in range(len(devices)):
+                place = {GROUP: f"{rank} {team.folder}", **LOOPBACK_ONLY} if team.folder else {}
+                try:
+                    team.workers.append(self._fork(place))
+                except ConnectionError:
+                    team.workers.append(self._fork(place))
         except OSError as error:
+            team.end()
             raise OSError(f"no process for the ClientApp: {error}") from None
+        return team
 
-    def _fork(self) -> Worker:
+    def _fork(self, place: Mapping[str, str]) -> Worker:
         with contextlib.ExitStack() as failed:
             connection = failed.enter_context(self._connect())
             with shared_memory() as request:
                 umask = os.umask(0)
                 os.umask(umask)
-                text = json.dumps({"env": {**os.environ}, "cwd": os.getcwd(), "umask": umask})
+                text = json.dumps(
+                    {"env": {**os.environ, **place}, "cwd": os.getcwd(), "umask": umask}
+                )
                 request.write(text.encode())
                 request.flush()
                 socket.send_fds(connection, [b"W"], [request.fileno(), 0, 1, 2])

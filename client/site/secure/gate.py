@@ -8,7 +8,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ...flower.contents import records_of
+from ...flower.messages import records_of
 from ...protocol.envelope import fingerprint, load_node_key, public_pem
 from ...protocol.launch import NODE_KEY as KEY
 from ...protocol.parsed import SiteError

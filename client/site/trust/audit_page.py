@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from client.site.trust.audit import log_files, settings_by_line, verify_log
 from client.site.trust.bundle import find_state
 from client.site.trust.receipts import ReceiptCheck, compare_receipts, known_key
 from partitions.common.errors import UserError
-from partitions.common.names import escape
-from partitions.common.output import wrap
+from partitions.common.output import text_page
 
 Entry = Mapping[str, Any]
 OF_RUN = ("run-id", "method", "asked-by", "app", "settings")  # equal in all lines of a run
@@ -37,35 +35,80 @@ def find_log(where: Path | None) -> Path:
     return folder
 
 
+PAGE = """\
+{{ silos }}, {{ month }}: {{ runs|length }} runs, {{ left|length }} messages, {{ left|sum("bytes") }} bytes left
+{% for e in decided %}
+{{ e.asked }}: {{ e.run }}, by {{ e["asked-by"] }}, {{ e.time }}, {{ e.warnings|length }} warnings
+{% endfor %}
+{% for sent, run, shown in runs %}
+
+{{ run.run or "a run without a name" }} ({{ run.method or "no method" }}; run {{ run["run-id"] }})
+  asked by  {{ run["asked-by"][0] }}, {{ run["from"] }} to {{ run.to }}
+  with      app {{ sent[0].app }}, settings {{ run["settings-sha256"][:16] }}
+{% set words %}{% for key, value in shown.items() %}
+{{ key }} = {{ value|json }}{{ ", " if not loop.last }}
+{%- endfor %}{% endset %}
+{{ words|wrap(" " * 12) }}
+{% if run.settings|length > shown|length %}
+            {{ run.settings|length - shown|length }} more settings are silofl's defaults (--all-settings)
+{% endif %}
+{% for cohort in sent|selectattr("cohort", "defined")|map(attribute="cohort")|select|unique|sort %}
+  from      data file with SHA-256 {{ cohort[:16] }}
+{% endfor %}
+  let by    {{ sent|map(attribute="rule")|unique(true)|sort(case_sensitive=true)|join("; ") }}
+{% for study in sent|selectattr("study", "defined")|map(attribute="study")|unique(true, "digest")
+  |sort(case_sensitive=true, attribute="name,digest") %}
+  study     {{ study.name }} ({{ study.digest[:16] }})
+{% endfor %}
+{{ withheld_text(sent)|wrap("  withheld  ") }}
+{{ masked_text(sent)|wrap("  masked    ") }}
+  left      {{ sent|length }} messages, {{ run.bytes }} bytes
+{%- if run.rounds %}, rounds {{ run.rounds[0] }} to {{ run.rounds[1] }}{% endif +%}
+{{ receipt_text(sent)|wrap("  receipts  ") }}
+{% for what, records in run.left.items() %}
+            {{ "%5d"|format(records.count) }} x {{ what }}, {{ records.bytes }} bytes
+{% endfor %}
+{% endfor %}
+{% if others %}
+
+other months: {{ others|join(", ") }} (--month)
+{% endif %}"""
+
+
 def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) -> str:
     """Return the page of what left in a month, run by run: sender, content, times, number of messages, bytes.
 
-    The server chose some of the texts, so terminal control characters are escaped.
+    A run's settings are those other than the defaults, or all, as the server sent them.
     """
     settings = settings_by_line(entries)
     of_month = [entry for entry in entries if entry["time"].startswith(month)]
-    # This site's decisions about studies
-    decided = [entry for entry in of_month if "warnings" in entry]
-    of_month = [entry for entry in of_month if "warnings" not in entry]
-    runs: dict[tuple[str, ...], list[Entry]] = {}
-    for entry in of_month:
+    left = [entry for entry in of_month if "warnings" not in entry]
+    by_run: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in left:
         # Not by the run's name, which is not known yet when the data summary is sent
-        runs.setdefault(tuple(entry[key] for key in OF_RUN), []).append(entry)
-    silos = ", ".join(sorted({entry["silo"] for entry in of_month})) or "this silo"
-    total = sum(entry["bytes"] for entry in of_month)
-    lines = [
-        f"{silos}, {month}: {len(runs)} runs, {len(of_month)} messages, {total} bytes left"
-    ]
-    lines += [
-        f"{e['asked']}: {e['run']}, by {e['asked-by']}, {e['time']}, {len(e['warnings'])} warnings"
-        for e in decided
-    ]
-    for sent in runs.values():
-        lines += ["", *run_lines(sent, describe_run(sent, settings), all_settings)]
-    others = sorted({entry["time"][:7] for entry in entries} - {month})
-    if others:
-        lines += ["", f"other months: {', '.join(others)} (--month)"]
-    return "\n".join(map(escape, lines))
+        by_run.setdefault(tuple(entry[key] for key in OF_RUN), []).append(entry)
+    runs = []
+    for sent in by_run.values():
+        run = describe_run(sent, settings)
+        shown = {
+            key: value
+            for key, value in run["settings"].items()
+            if all_settings or key not in DEFAULTS or value != DEFAULTS[key]
+        }
+        runs.append((sent, run, shown))
+    return text_page(
+        PAGE,
+        silos=", ".join(sorted({entry["silo"] for entry in left})) or "this silo",
+        month=month,
+        runs=runs,
+        left=left,
+        # This site's decisions about studies
+        decided=[entry for entry in of_month if "warnings" in entry],
+        withheld_text=withheld_text,
+        masked_text=masked_text,
+        receipt_text=receipt_text,
+        others=sorted({entry["time"][:7] for entry in entries} - {month}),
+    ).rstrip("\n")
 
 
 def describe_run(
@@ -89,38 +132,6 @@ def describe_run(
         ),
         "settings-sha256": sent[0]["settings"],
     }
-
-
-def run_lines(
-    sent: Sequence[Entry], run: Mapping[str, Any], all_settings: bool
-) -> Iterator[str]:
-    """Yield the lines of one run, with its settings as the server sent them: all, or those other than the defaults."""
-    settings, rounds = run["settings"], run["rounds"]
-    span = f", rounds {rounds[0]} to {rounds[1]}" if rounds else ""
-    yield f"{run['run'] or 'a run without a name'} ({run['method'] or 'no method'}; run {run['run-id']})"
-    yield f"  asked by  {run['asked-by'][0]}, {run['from']} to {run['to']}"
-    yield f"  with      app {sent[0]['app']}, settings {run['settings-sha256'][:16]}"
-    shown = {
-        k: v
-        for k, v in settings.items()
-        if all_settings or k not in DEFAULTS or v != DEFAULTS[k]
-    }
-    yield from wrap(", ".join(f"{k} = {json.dumps(v)}" for k, v in shown.items()), " " * 12)
-    if same := len(settings) - len(shown):
-        yield f"            {same} more settings are silofl's defaults (--all-settings)"
-    for cohort in sorted({entry["cohort"] for entry in sent if entry.get("cohort")}):
-        yield f"  from      data file with SHA-256 {cohort[:16]}"
-    yield f"  let by    {'; '.join(sorted({entry['rule'] for entry in sent}))}"
-    for name, digest in sorted(
-        {(e["study"]["name"], e["study"]["digest"]) for e in sent if "study" in e}
-    ):
-        yield f"  study     {name} ({digest[:16]})"
-    yield from wrap(withheld_text(sent), "  withheld  ")
-    yield from wrap(masked_text(sent), "  masked    ")
-    yield f"  left      {len(sent)} messages, {run['bytes']} bytes{span}"
-    yield from wrap(receipt_text(sent), "  receipts  ")
-    for what, records in run["left"].items():
-        yield f"            {records['count']:5} x {what}, {records['bytes']} bytes"
 
 
 def masked_text(sent: Iterable[Entry]) -> str:
@@ -211,6 +222,25 @@ def check_receipts(
     )
 
 
+CHAIN = """\
+{% for fault in verdict.faults %}
+FAIL  {{ fault }}
+{% endfor %}
+{% for note in verdict.notes %}
+note  {{ note }}
+{% endfor %}
+{% set entries = verdict.entries %}
+{% if not verdict.faults %}
+ok    lines {{ entries[0].line }} to {{ entries[-1].line }} in {{ files }} files: none changed, missing or moved
+{% endif %}
+{% if checked.count %}
+ok    {{ checked.count }} receipts of the server, up to line {{ checked.line }}, by {{ checked.keys|join(", ") }}
+{% endif %}
+{% if entries %}
+last  {{ entries[-1].hash }}  (keep it elsewhere; --seen looks for it)
+{% endif %}"""
+
+
 def chain(verdict: ChainVerdict, folder: Path, seen: str, others: Sequence[Path] = ()) -> str:
     """Return the chain's faults and notes, a line each, and its last hash, which should be kept elsewhere.
 
@@ -219,26 +249,12 @@ def chain(verdict: ChainVerdict, folder: Path, seen: str, others: Sequence[Path]
     """
     checked = check_receipts(verdict, folder, others)
     verdict.faults += checked.faults
-    hashes = [entry["hash"] for entry in verdict.entries]
-    if seen and not any(line_hash.startswith(seen) for line_hash in hashes):
+    if seen and not any(entry["hash"].startswith(seen) for entry in verdict.entries):
         verdict.faults.append(
             f"no line has the hash {seen}, which was seen before: lines were taken out or written anew"
         )
-    lines = [f"FAIL  {fault}" for fault in verdict.faults] + [
-        f"note  {note}" for note in verdict.notes
-    ]
-    if not verdict.faults:
-        first, last = (verdict.entries[i]["line"] for i in (0, -1))
-        lines.append(
-            f"ok    lines {first} to {last} in {len(log_files(folder))} files: none changed, missing or moved"
-        )
-    if checked.count:
-        lines.append(
-            f"ok    {checked.count} receipts of the server, up to line {checked.line}, by {', '.join(checked.keys)}"
-        )
-    if hashes:
-        lines.append(f"last  {hashes[-1]}  (keep it elsewhere; --seen looks for it)")
-    return "\n".join(lines)
+    files = len(log_files(folder))
+    return text_page(CHAIN, verdict=verdict, checked=checked, files=files).rstrip("\n")
 
 
 def audit(

@@ -72,7 +72,7 @@ def served_by(silo, app="one", run=ONE):
 
 def kept(silo):
     """The processes that stay."""
-    return [entry.worker for entry in silo.workers.kept.values()]
+    return [entry.team.workers[0] for entry in silo.workers.kept.values()]
 
 
 def told(err):

@@ -9,8 +9,10 @@ import pytest
 from apps import project
 from failing import fails
 from flwr.cli.build import build_fab_from_disk
+from flwr.cli.install import install_from_fab
 
-from client.flower.apps import build, files_of
+from client.flower.apps import build, files_of, install_app
+from client.protocol.parsed import SiteError
 
 ROOT = Path(__file__).parents[3]
 FILES = (
@@ -77,6 +79,47 @@ def test_of_a_folder_with_all_that_lies_about(tmp_path, ignored):
         and b".github/notes.md" in fab
         and b"linked.py" not in fab
     )
+
+
+def content_of(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_an_app_is_unpacked_as_flower_does(tmp_path):
+    """The same files in a folder of the same name, for Flower's function that loads it."""
+    fab = build(ROOT)
+    theirs = install_from_fab(fab, install_dir=tmp_path / "theirs", skip_prompt=True)
+    ours = install_app(fab, tmp_path / "ours")
+    assert ours.name == theirs.name and len(content_of(ours)) > 200
+    assert content_of(ours) == content_of(theirs)
+
+
+def test_an_app_is_unpacked_into_its_folder_alone(tmp_path):
+    """A server made it: its name, and those of its files, lead nowhere else."""
+    text = project("probe:server", "probe:client")
+
+    def unpack(pyproject, *names):
+        with zipfile.ZipFile(content := io.BytesIO(), "w") as archive:
+            for name, words in (
+                ("pyproject.toml", pyproject),
+                *((n, "# a line\n") for n in names),
+            ):
+                archive.writestr(name, words)
+        return install_app(content.getvalue(), tmp_path / "a/b")
+
+    unpacked = unpack(text, "../../up.py", "/rooted.py", ".info/CONTENT", "in/../../over.py")
+    assert unpacked.parent == tmp_path / "a/b"
+    assert {*content_of(tmp_path)} == {
+        f"a/b/{unpacked.name}/{name}"
+        for name in ("pyproject.toml", "up.py", "rooted.py", "in/over.py")
+    }
+    for part in ("../out", "/out", ".hidden", "a b", "a\\nb"):
+        named = text.replace('"test"', f'"{part}"')
+        assert named != text
+        fails(SiteError, "an app's name has letters, digits", unpack, named)
+    fails(KeyError, "project", unpack, "")
+    assert [path.name for path in (tmp_path / "a/b").iterdir()] == [unpacked.name]
 
 
 def test_of_no_app(tmp_path):

@@ -224,6 +224,9 @@ def test_a_bundle_for_a_gpu():
     assert service["environment"]["SILOFL_DEVICE"] == "cuda:0" and service["image"].endswith(
         "-gpu"
     )
+    several = str(bundle("cuda:2,cuda:3").files()["clinic.container"])
+    assert "AddDevice=nvidia.com/gpu=2\nAddDevice=nvidia.com/gpu=3\n" in several
+    assert "device='cuda:0,cuda:1'" in several
     assert "SILOFL_IMAGE=registry/silo:1\n" in str(
         bundle(image="registry/silo:1").files()[".env"]
     )

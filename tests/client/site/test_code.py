@@ -14,7 +14,7 @@ from client.protocol.policy import Policy
 from client.protocol.study import parse_study
 from client.site.message import read_message
 from client.site.release import describe_message
-from client.site.study.protocol import message_faults
+from client.site.rules.study import message_faults
 from client.site.terms import Terms
 from client.site.trust.message_rules import run_faults
 from partitions.common.own_code import code_sum, load_function

@@ -69,20 +69,7 @@ def test_defaults_are_safe():
     )
 
 
-def test_a_rule_of_an_earlier_version_is_told_and_refuses_no_file():
-    """Every bundle of 0.2 wrote all rules into the hospital's file."""
-    policy = parse_policy("max-momentum = 0.95\ncombat = false\nfloor = 12\n", "f")
-    assert policy.floor == 12
-    assert "combat is no rule any more: ComBat left silofl in 0.3.0" in policy_page(policy)
-    assert "max-momentum is no rule any more: it stopped no attack" in policy_page(policy)
-    assert "no rule any more" not in policy_page(Policy())
-
-
 BAD = {
-    "exact sums": (
-        "combat = true",
-        r"combat = True: ComBat left silofl in 0.3.0; delete the line",
-    ),
     "unknown": (
         "peer = true",
         r"'peer' is no key of it \(did you mean 'peers'\?\); `silofl policy` prints all rules",
@@ -183,12 +170,15 @@ def test_declared_settings_are_the_methods_own():
             assert all(f"{name}.{key}" in keys for key in strategy.info.whole), name
 
 
+MEANS = ("fedproto", "fedpac", "fedgh", "fedmlp", "gh-ofl", "pfedfda")
+
+
 def test_which_rules_the_kinds_of_what_is_sent_need():
     """Where a method sends nothing of such a kind, no rule refuses it, and `approve` warns of nothing."""
     needed = {name: set(known.get("rules", ())) for name, known in METHODS.items()}
     assert {name: rules for name, rules in needed.items() if rules} == {
         **{name: {"peers"} for name in ("apple", "fedfomo")},
-        **{name: {"class_means"} for name in ("fedproto", "fedpac", "fedgh", "pfedfda")},
+        **{name: {"class_means"} for name in MEANS},
         "fedrdn": {"sums", "peers"},
     }
     assert {name for name, known in METHODS.items() if known.get("dangers")} == {

@@ -19,7 +19,7 @@ from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy, PolicyRefusedError
 from client.site import record as site_record
 from client.site.counts import has_left, read_released
-from client.site.record import BEFORE, FILE, MESSAGE, Record, close_records, connect
+from client.site.record import FILE, MESSAGE, Record, close_records, connect
 from client.site.trust.audit import verify_log
 
 THREE = Policy(max_messages=3)
@@ -215,20 +215,6 @@ def test_a_journal_for_a_file_system_of_the_network(state, monkeypatch):
 
 
 # ---- Earlier versions ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", BEFORE)
-def test_a_state_of_silofl_0_2_is_no_fresh_allowance(tmp_path, name):
-    """It noted counts, answers and approvals in these files, which this version does not read."""
-    state = tmp_path / "state"
-    (state / name).parent.mkdir(parents=True)
-    (state / name).write_text("2026-01-01 7\n")
-    for call in (ask, reply, read_released):
-        with pytest.raises(
-            (SiteError, PolicyRefusedError), match=f"has {name} and no record.*silofl 0.3 first"
-        ):
-            call(state)
-    assert not (state / FILE).exists()
 
 
 def test_an_audit_log_without_its_record_allows_nothing(state):

@@ -22,6 +22,7 @@ from client.protocol.study import parse_study
 from client.site import release
 from client.site.budget.ledger import SpentEpsilon
 from client.site.gate import pass_gate
+from client.site.message import SiteMessage
 from client.site.record import close_records
 from client.site.rules import budget
 from client.site.secure.gate import KEY
@@ -286,7 +287,7 @@ def test_the_ledger_has_the_reply_without_its_masks(hospitals, monkeypatch):
         return SpentEpsilon(0.0, 0.0, 1e-5)
 
     charge = budget.Charge(cast(Any, None), 0.0)
-    monkeypatch.setattr(budget, "costs", lambda _: True)
+    monkeypatch.setattr(SiteMessage, "charged", True)
     monkeypatch.setattr(budget, "charge_message", lambda _: charge)
     monkeypatch.setattr(release, "note_charged", noted)
     left = []

@@ -7,8 +7,8 @@ from copy import copy
 from typing import Any
 
 import pytest
-from cases import typical
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from representatives import product, some
 from secured import Secured, absent, close, go, received_by
 from tiny import TinyGrid, random_silos
 
@@ -130,7 +130,7 @@ class Replayed:
         grid.app = app  # type: ignore[assignment]
 
 
-@typical(METHODS, "method")
+@some("method", METHODS, {"scaffold", "fedper", "fedbn"}.__contains__)
 def test_no_word_beside_the_digest_changes_a_masked_vector(tmp_path, method, tiny_bn):
     """In round 3, when silos have a state. It is the same bit for bit, or nothing leaves."""
     six = random_silos(tmp_path, SIZES)
@@ -141,8 +141,7 @@ def test_no_word_beside_the_digest_changes_a_masked_vector(tmp_path, method, tin
     assert {f"{RECORD}.sums", f"{RECORD}.statements", f"{RECORD}.round"} <= replayed.refused
 
 
-@pytest.mark.parametrize("method", ["fedper", "scaffold", "fedapm"])
-@pytest.mark.parametrize("kind", ["train", UNMASK])
+@product(kind=["train", UNMASK], method=["fedper", "scaffold", "fedapm"])
 def test_what_a_silo_keeps_is_of_sums_that_it_is_in(tmp_path, method, kind):
     """A training whose vector is in no sum leaves no trace; one that is in a sum counts, whether asked for or not.
 

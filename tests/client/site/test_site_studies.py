@@ -32,10 +32,10 @@ from client.site.gate import check_message, pass_gate
 from client.site.message import data_sha256, log_folder
 from client.site.record import Record
 from client.site.release import release_reply
+from client.site.rules.study import message_faults
 from client.site.runtime.doctor import study_checks
 from client.site.study import approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
-from client.site.study.protocol import message_faults
 from client.site.terms import GIVEN, Terms, narrow_policy, read_terms, take_terms, written_terms
 from client.site.trust import audit
 from partitions.common.errors import DataError, UserError
@@ -125,10 +125,6 @@ BAD = {
     "rounds": ("rounds = []", "a list of the values that it may have"),
     "strategy": ('strategy = ["fedavgg"]', "there is no method 'fedavgg'"),
     "mu": ("nu = 0.2", r"'apple.nu': this silofl has no such setting"),
-    "batch_size": (
-        'survey.harmonize = "age"',
-        "'survey.harmonize': ComBat left silofl in 0.3.0; leave it out",
-    ),
     "runs": ("rins = 2", r"'limits.rins' is no key of it \(did you mean 'runs'\?\)"),
     "bytes": ("bytes = true", "limits.bytes = True: must be a valid integer"),
     "days": ("days = 2\nout = 'x'", "'limits.out' is no key of it"),
@@ -148,11 +144,6 @@ def test_what_a_setting_may_have_is_of_its_kind(name, like):
     """No range of truths or texts, no number in the place of either."""
     for allowed, reason in (("{min = 0, max = 1}", "a range is"), ("1", f"like {like}")):
         fails(SiteError, reason, study, batch_size=f"{name} = {allowed}")
-
-
-def test_a_study_of_an_earlier_version_that_asked_for_no_combat_is_read():
-    found = study(batch_size='survey.harmonize = ""\nsurvey.shrink = true')
-    assert not any(key.startswith("survey.") for key in found.settings)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.common import constant
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_MIN_INTERVAL
 from flwr.proto import fleet_pb2
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.error.catalog import API_ERROR_MAP
 from representatives import seldom
@@ -76,8 +75,8 @@ def silo(monkeypatch):
     made: Any = Fleet("localhost:1", b"", ec.generate_private_key(ec.SECP384R1()))
     made.answers, made.sent = [SimpleNamespace(node_id=7, success=True)], []
 
-    def send(name, body, *, at=None, timeout=None):
-        made.sent.append((name, body, timeout))
+    def send(name, message, *, at=None, timeout=None):
+        made.sent.append((name, message, timeout))
         answer = made.answers[0] if len(made.answers) == 1 else made.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -132,8 +131,8 @@ def test_what_a_run_that_is_over_and_other_faults_raise(silo):
 
 
 def beats_of(silo):
-    requests = [body for name, body, _ in silo.sent if name == "SendNodeHeartbeat"]
-    return [SendNodeHeartbeatRequest.FromString(r).heartbeat_interval for r in requests]
+    calls = [message for name, message, _ in silo.sent if name == "SendNodeHeartbeat"]
+    return [call.heartbeat_interval for call in calls]
 
 
 def test_heartbeats_ask_for_patience_at_once_and_end_with_it(silo, monkeypatch):
