@@ -224,7 +224,8 @@ def count_columns(x: Any) -> int:
 def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
     """Return the data with columns and labels in the agreed order, C-contiguous; ``data`` itself where none moves.
 
-    Raises DataError where a column of one side is missing on the other, or an own label in the agreed ones.
+    Raises DataError where a column of one side is missing on the other, an own label in the agreed ones, or an outline
+    of theirs in the own.
     """
     current, by_class = data.schema, data.task in (*ONE_CLASS, "segmentation")
     columns = order_of(current.names, agreed.names)
@@ -233,6 +234,12 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
         if by_class
         else order_of(current.labels, agreed.labels)
     )
+    missing = [name for name in agreed.labels if current.labels and name not in current.labels]
+    if missing and data.task == "segmentation":  # they would count as background
+        raise DataError(
+            f"no outlines named {few(missing)}: name them in `label_names` and, where none are drawn, in `unlabelled` "
+            "(silofl import --unlabelled)"
+        )
     if not columns and not numbers:
         return data
     parts = [

@@ -26,6 +26,7 @@ from partitions.common.errors import DataError
 from partitions.common.names import Names, silo_name, silo_names
 from partitions.datasets.registry import load_dataset
 from partitions.inputs import reorder_data
+from partitions.labels import ONE_CLASS
 from partitions.own.dataset import resolve_name as own_named
 from partitions.schema import difference, majority
 from partitions.schemes.registry import SiloIndices, partition, silo_data
@@ -204,7 +205,8 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
     first = next(iter(silos.values()))
     joined: dict[str, SiloData] = {}
     for hospital, data in silos.items():
-        if reason := difference(data.schema, agreed, "most hospitals have"):
+        subset = data.task in ONE_CLASS
+        if reason := difference(data.schema, agreed, "most hospitals have", subset=subset):
             raise DataError(f"{hospital}: {reason}")
         data = reorder_data(data, agreed)
         for what, here, there in (
@@ -276,7 +278,7 @@ def rows_by(source: DatasetSource) -> dict[str, list[int]]:
 
     path, recipe = Path(source.name), load_recipe(Path(source.recipe))
     try:
-        lines = read_lines(path, recipe.file.separator, recipe.file.encoding, or_utf8=True)
+        lines = read_lines(path, recipe.file, or_utf8=True)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
     if source.by not in lines.columns:

@@ -67,3 +67,7 @@ class Problems:
 
 class RunFailedError(RuntimeError):
     """A run that cannot continue, without a fault of the program: too few silos, or no reply in time."""
+
+
+class NoAnswerError(RunFailedError):
+    """A server that does not answer; its run may go on."""

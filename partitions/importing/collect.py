@@ -42,7 +42,7 @@ from partitions.importing.table_source import Listing
 from partitions.importing.targets import Answers, add_unlabelled, find_import_task, read_answers
 from partitions.labels import ONE_CLASS
 from partitions.patients import check_names
-from partitions.recipes.pictures import AnyRecipe, PictureRecipe
+from partitions.recipes.pictures import AnyRecipe
 from partitions.recipes.pipeline import fit_fills, gaps_of, transform
 from partitions.recipes.recipe import Recipe
 from partitions.recipes.values import table_notes
@@ -54,6 +54,9 @@ from partitions.stored import together
 from partitions.tokens import Hashed, encode, parse_vocabulary
 
 Form = tuple[Shape, str]  # shape and type of all pictures
+Labelled = tuple[
+    Answers, Array, Array
+]  # with the number of each sample's patient, and its part
 TABLE, TEXT = "columns", "text"  # names of the two inputs of a sample
 
 
@@ -78,10 +81,8 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     """
     classes = tuple(options.labels)
     task = find_import_task(listing.rows, options.task, classes, options.survival is not None)
-    listing, options, infos, form, answers = read_headers(source, listing, task, options)
-    samples = listing.rows
-    patients = number_patients(samples)
-    places = check_division(source, samples, answers, task, options)
+    listing, options, infos, form, labelled = read_headers(source, listing, task, options)
+    samples, (answers, patients, places) = listing.rows, labelled
     notes = [*listing.notes, *count_notes(infos)]
     notes += patient_notes(samples, options.take.patient)
     notes += label_notes(task, answers, patients, places)
@@ -95,7 +96,9 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     used: AnyRecipe
     vocabulary, gaps = 0, dict[str, Array]()
     if listing.recipe is None:
-        used = pictures = recipe_of_files(listing, infos, form, options, roles)
+        recipe = options.pictures or draft_pictures(infos, *form, options.reading)
+        roles |= {"label": listing.columns, "labels_by": listing.by, "seed": options.seed}
+        used = pictures = recipe.model_copy(update={**roles, "patient": listing.patient})
         x = open_pictures(samples, pictures, Faults())
     else:
         table = listing.table
@@ -124,30 +127,28 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
 
 def read_headers(
     source: Path, listing: Listing, task: str, options: ImportOptions
-) -> tuple[Listing, ImportOptions, Sequence[ImageInfo], Form, Answers]:
+) -> tuple[Listing, ImportOptions, Sequence[ImageInfo], Form, Labelled]:
     """Return the samples that can be read, how masks are read, image infos, the form of all pictures, and labels.
 
     Raises DataError with all problems, before any scan or mask is decoded.
     """
-    problems, recipe = options.problems, listing.recipe or options.pictures
-    classes, known = tuple(options.labels), recipe.outputs if recipe else 0
-    check_import_options(source, listing, options)
-    answers = None
+    problems, labelled = options.problems, None
+    for fault in option_faults(source, listing, options):
+        problems.add(fault)
+    if listing.recipe and listing.recipe.text.column:
+        with problems.collect():  # checked before labels are read
+            parse_vocabulary(listing.recipe.text.vocabulary)
     if task != "segmentation":
         with problems.collect():
-            asks = listing.columns, classes, task, options.reading, known
-            answers = read_answers(listing.rows, *asks)
-            check_division(source, listing.rows, answers, task, options)
+            labelled = label_samples(source, listing, task, options)
     if options.faults.skip:  # files are decoded to be left out
         problems.refuse(source)
-    count = len(listing.rows)
     listing, infos, form = probed(listing, task, options)
     problems.refuse(source)
     listing, options = with_binary_masks(listing, options)
-    if answers is None or len(listing.rows) < count:
-        asks = listing.columns, classes, task, options.reading, known
-        answers = read_answers(listing.rows, *asks)
-    return listing, options, infos, form, answers
+    if labelled is None or infos:  # headers name patients
+        labelled = label_samples(source, listing, task, options)
+    return listing, options, infos, form, labelled
 
 
 def probed(
@@ -155,13 +156,16 @@ def probed(
 ) -> tuple[Listing, Sequence[ImageInfo], Form]:
     """Return the samples that can be read, their image infos, and the form of all; of a table nothing is probed.
 
-    ``options.problems`` takes files that cannot be read, or that are unlike the others.
+    ``options.problems`` takes files that cannot be read, or that are unlike the others, and a class without a file.
     """
-    infos, form = list[ImageInfo](), (Shape(), "")
-    if listing.rows and listing.rows[0].file:
+    rows, infos, form = listing.rows, list[ImageInfo](), (Shape(), "")
+    if rows and rows[0].file:
         with options.problems.collect():
-            samples, infos = probe_all(listing.rows, options.reading, options.faults)
-            check_lost(listing.rows, samples, task)
+            samples, infos = probe_all(rows, options.reading, options.faults)
+            lost = {row.labels for row in rows} - {row.labels for row in samples}
+            if lost and task in ONE_CLASS:
+                classes = few(sorted(labels[0] for labels in lost))
+                raise DataError(f"no file of class {classes} can be read: mend them")
             listing = replace(listing, rows=samples)
             if options.pictures:
                 check_expected(samples, infos, options.pictures)
@@ -170,20 +174,29 @@ def probed(
     return listing, infos, form
 
 
-def check_division(
-    source: Path, samples: Samples, answers: Answers, task: str, options: ImportOptions
-) -> Array:
-    """Return the part of each sample. Raises DataError where none is for training, or none for testing.
+def label_samples(
+    source: Path, listing: Listing, task: str, options: ImportOptions
+) -> Labelled:
+    """Return labels, the number of each sample's patient, and the part of each sample.
 
-    It raises also where names of classes may be people's.
+    Raises DataError where none is for training, or none for testing, and where names of classes may be people's.
     """
+    samples, classes = listing.rows, options.labels
+    recipe = listing.recipe or options.pictures
+    known = recipe.outputs if recipe else 0
+    answers = read_answers(samples, listing.columns, classes, task, options.reading, known)
     patients = number_patients(samples)
-    if answers.names and task in ONE_CLASS and not options.labels:
+    if answers.names and task in ONE_CLASS and not classes:
         check_class_names(answers.names, answers.y, patients)
     places = assign_splits(samples, patients, answers.present, options.seed)
     named = any(sample.patient for sample in samples)
-    check_places(source, places, f", of {len(np.unique(patients))} patients" * named)
-    return places
+    people = f", of {len(np.unique(patients))} patients" * named
+    for split, what in (("train", "training"), ("test", "test")):
+        if split not in places:
+            raise DataError(
+                f"{source} gives no {what} samples; it has {len(places)} samples in all{people}"
+            )
+    return answers, patients, places
 
 
 def with_binary_masks(
@@ -222,41 +235,10 @@ def write_collected(out: Path, collected: Collected) -> Names:
     return (*collected.notes, *sample_notes(map_silo_file(out)))
 
 
-def check_places(source: Path, places: Array, people: str) -> None:
-    """Raise DataError where no sample is for training, or none for testing."""
-    for split, what in (("train", "training"), ("test", "test")):
-        if split not in places:
-            raise DataError(
-                f"{source} gives no {what} samples; it has {len(places)} samples in all{people}"
-            )
-
-
-def recipe_of_files(
-    listing: Listing,
-    infos: Sequence[ImageInfo],
-    form: Form,
-    options: ImportOptions,
-    roles: dict[str, Any],
-) -> PictureRecipe:
-    """Return the recipe by which pictures are read: the user's, which they fit, or a new one of their form."""
-    recipe = options.pictures or draft_pictures(infos, *form, options.reading)
-    by_source = {"label": listing.columns, "labels_by": listing.by, "patient": listing.patient}
-    return recipe.model_copy(update={**roles, **by_source, "seed": options.seed})
-
-
 def subgroups_of(samples: Samples) -> Array:
     """Return each sample's subgroup, text (n,). Raises Fault for too many, or a name that cannot be."""
     check_names(sample.subgroup for sample in samples)
     return np.array([sample.subgroup for sample in samples])
-
-
-def check_import_options(source: Path, listing: Listing, options: ImportOptions) -> None:
-    """Add options that do not apply to these samples to the problems."""
-    for fault in option_faults(source, listing, options):
-        options.problems.add(fault)
-    if listing.recipe and listing.recipe.text.column:
-        with options.problems.collect():  # checked before labels are read
-            parse_vocabulary(listing.recipe.text.vocabulary)
 
 
 def option_faults(source: Path, listing: Listing, options: ImportOptions) -> Iterator[str]:
@@ -280,15 +262,6 @@ def option_faults(source: Path, listing: Listing, options: ImportOptions) -> Ite
         )
     if (options.take.text or options.take.columns) and samples[0].file:
         yield f"{source} has pictures; --text and --columns are of a table"
-
-
-def check_lost(before: Samples, after: Samples, task: str) -> None:
-    """Raise DataError where no file of a class can be read."""
-    lost = {sample.labels for sample in before} - {sample.labels for sample in after}
-    if lost and task in ONE_CLASS:
-        raise DataError(
-            f"no file of class {few(sorted(labels[0] for labels in lost))} can be read: mend them"
-        )
 
 
 def read_table_inputs(rows: Samples, table: Any, recipe: Recipe) -> tuple[Any, int, Names]:

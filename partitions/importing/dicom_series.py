@@ -23,19 +23,18 @@ from partitions.common.names import Names
 from partitions.importing.files import (
     Faults,
     check_links,
-    file_place,
     files_below,
     is_hidden,
     kind_of_other,
     link_notes,
     list_kinds,
+    placed_files,
 )
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.readers import dicom
 from partitions.importing.readers.dicom import Header, read_header
 from partitions.importing.readers.dicom_file import is_dicom
 from partitions.importing.readers.reader import (
-    Paths,
     SampleSource,
     hash_text,
     pseudonym,
@@ -47,6 +46,8 @@ from partitions.importing.table_labels import SPLIT_NAMES
 from partitions.importing.table_source import Listing
 from partitions.importing.targets import Answer, Joined, join_labels
 from partitions.recipes.reading import ReadOptions
+
+Placed = Sequence[tuple[str, Path]]  # files, each with its name for messages
 
 
 @dataclass(slots=True)
@@ -104,11 +105,11 @@ def find_studies(
     if labelled and not table:
         with problems.collect():
             check_without_csv(source, classes, options.take)
-    files = list(files_below(source))
-    places = [file_place(source, number, len(files)) for number in range(len(files))]
-    check_links(source, zip(places, files, strict=True))
-    studies, others = _group(source, files, named, reading, faults)
-    outlines = find_outlines(files, places, others, options) if reading.outlines else {}
+    placed = placed_files(source)
+    check_links(source, placed)
+    files = [path for _, path in placed]
+    studies, others = _group(source, placed, named, reading, faults)
+    outlines = find_outlines(placed, others, options) if reading.outlines else {}
     with problems.collect():
         faults.check(len(files))
     kinds = Counter(kind for number, kind in others.items() if files[number] != table)
@@ -122,7 +123,7 @@ def find_studies(
         sample
         for study, answer in used
         if answer
-        for sample in _samples(study, answer, files, places, outlines, reading)
+        for sample in _samples(study, answer, placed, outlines, reading)
     ]
     if several := sum(len(study.slices) > 1 for study, _ in used):
         note = f"{several} of {len(used)} studies have several slices: the middle one is taken (--slices)"
@@ -151,21 +152,19 @@ def answers_of(
 def _samples(
     study: Study,
     answer: Answer,
-    files: Paths,
-    places: Sequence[str],
+    placed: Placed,
     outlines: Mapping[str, Sequence[int]],
     reading: ReadOptions,
 ) -> Iterator[SampleSource]:
     """Yield a sample of each slice of a study that is used, or of its whole series with its outlines."""
     labels, split, patient = answer
     name, spelling = pseudonym(patient) or study.identity["patient"], hash_text(patient)
-    whole = tuple(files[number] for _, _, number, _ in study.series[study.longest])
-    masks = tuple(files[number] for number in outlines.get(study.longest, ()))
+    whole = tuple(placed[number][1] for _, _, number, _ in study.series[study.longest])
+    masks = tuple(placed[number][1] for number in outlines.get(study.longest, ()))
     slices = study.slices
     for number, frame in (slices[i] for i in slices_taken(len(slices), reading.slices)):
-        sample = SampleSource(
-            places[number], labels, split, name, files[number], spelling=spelling
-        )
+        where, file = placed[number]
+        sample = SampleSource(where, labels, split, name, file, spelling=spelling)
         if reading.volume:
             yield replace(sample, files=whole, masks=masks)
         else:
@@ -201,13 +200,16 @@ def with_series(
 
 
 def find_outlines(
-    files: Paths, places: Sequence[str], others: dict[int, str], options: ImportOptions
+    placed: Placed, others: dict[int, str], options: ImportOptions
 ) -> dict[str, list[int]]:
     """Return which of the ``others`` outline a series, by its pseudonym; they are others no more."""
     outlines: dict[str, list[int]] = {}
-    for number in [number for number in others if is_dicom(files[number])]:
-        with options.faults.collect(), redacted_errors(places[number], "DICOM"):
-            for series in referenced_series(files[number]):
+    for number in list(others):
+        where, file = placed[number]
+        if not is_dicom(file):
+            continue
+        with options.faults.collect(), redacted_errors(where, "DICOM"):
+            for series in referenced_series(file):
                 outlines.setdefault(series, []).append(number)
                 others.pop(number, None)
     return outlines
@@ -221,17 +223,17 @@ def has_outlines(folder: Path) -> bool:
 
 def series_below(folder: Path, where: str, reading: ReadOptions) -> tuple[Path, ...]:
     """Return the files of the only series in a folder. Raises DataError where there is none, or several."""
-    files = list(files_below(folder))
-    check_links(folder, ((where, path) for path in files))
+    placed = placed_files(folder)
+    check_links(folder, ((where, path) for _, path in placed))
     faults = Faults(None)
-    studies, _ = _group(folder, files, (), reading, faults, quiet=True)
-    faults.check(len(files))
+    studies, _ = _group(folder, placed, (), reading, faults, quiet=True)
+    faults.check(len(placed))
     series = [slices for study in studies for slices in study.series.values()]
     if len(series) != 1:
         raise DataError(
             f"{where}: its folder has {len(series)} series; one is a volume, chosen by --series"
         )
-    return tuple(files[number] for _, _, number, _ in series[0])
+    return tuple(placed[number][1] for _, _, number, _ in series[0])
 
 
 def check_without_csv(source: Path, classes: Sequence[str], take: Take) -> None:
@@ -249,7 +251,7 @@ def check_without_csv(source: Path, classes: Sequence[str], take: Take) -> None:
 
 def _group(
     source: Path,
-    files: list[Path],
+    placed: Placed,
     classes: Sequence[str],
     reading: ReadOptions,
     faults: Faults,
@@ -263,8 +265,8 @@ def _group(
     studies: dict[str, Study] = {}
     strange: set[str] = set()
     others: dict[int, str] = {}
-    for number, path in enumerate(tqdm(files, desc="headers", unit="", disable=quiet)):
-        where = file_place(source, number, len(files))
+    looked_at = tqdm(placed, desc="headers", unit="", disable=quiet)
+    for number, (where, path) in enumerate(looked_at):
         header: Header | str = ""
         with faults.collect():
             header = header_of(source, path, where)

@@ -16,13 +16,13 @@ from partitions.importing.dicom_series import (
 )
 from partitions.importing.files import (
     check_links,
-    file_place,
     files_below,
     files_outside,
     is_hidden,
     kind_of_other,
     list_kinds,
     passed_over,
+    placed_files,
 )
 from partitions.importing.options import ImportOptions
 from partitions.importing.readers.dicom_file import is_dicom
@@ -41,7 +41,7 @@ def find_rows(source: Path, options: ImportOptions) -> Listing:
     """Return all samples of a source."""
     if options.pictures:
         return find_others(source, options.pictures, options)
-    table = Path(options.labels_from) if options.labels_from else None
+    table = options.labels_from
     take, outlines, classes = options.take, options.reading.outlines, options.labels
     if source.is_file():
         if (kind := kind_of(source)) != "picture":
@@ -101,7 +101,7 @@ def find_others(
     unread = [] if labelled else csv_files(source)
     if recipe.reading.outlines:
         labelled = labelled and has_outlines(source)
-    table = Path(options.labels_from) if options.labels_from else None
+    table = options.labels_from
     table_inside = None if table or unread else only_csv(source)
     if table_inside and not is_joined(table_inside, source):
         return slice_volumes(
@@ -204,11 +204,9 @@ def within(listing: Listing, source: Path, table: Path) -> Listing:
 
 def loose_rows(source: Path) -> Iterator[SampleSource]:
     """Yield pictures and volumes anywhere below a folder, without labels."""
-    files = list(files_below(source))
-    for number, path in enumerate(files):
+    for where, path in placed_files(source):
         if is_sample(path) and not path.name.startswith("."):
             sample = SampleSource(str(path), (), "", "", file=path)
-            where = file_place(source, number, len(files))
             yield replace(sample, where=where) if is_unnamed(sample) else sample
 
 
@@ -224,8 +222,7 @@ def number_samples(rows: list[SampleSource], source: Path) -> list[SampleSource]
     """
     if not any(is_unnamed(row) or row.patient for row in rows):
         return rows
-    files = list(files_below(source))
-    place = {path: file_place(source, number, len(files)) for number, path in enumerate(files)}
+    place = {path: where for where, path in placed_files(source)}
     return [
         replace(row, where=place[row.file])
         if row.file and (row.patient or is_unnamed(row))

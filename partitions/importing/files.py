@@ -89,26 +89,21 @@ def name_first(faults: Sequence[str]) -> str:
     return "; ".join(faults[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
+def _paths_below(folder: Path) -> Iterator[str]:
+    """Yield all files, folders and links below a folder; links to folders are not followed."""
+    for place, folders, names in os.walk(folder):
+        yield from (os.path.join(place, name) for name in (*folders, *names))
+
+
 def files_below(folder: Path) -> Iterator[Path]:
     """Yield all files below a folder, in the order of their paths as bytes."""
-    paths = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
-    return (Path(path) for path in sorted(paths, key=os.fsencode) if os.path.isfile(path))
+    return map(Path, sorted(filter(os.path.isfile, _paths_below(folder)), key=os.fsencode))
 
 
-def count_unfollowed(folder: Path) -> int:
-    """Count the links to folders, which are not followed, and those to nothing."""
-    walked = (
-        (place, name)
-        for place, folders, names in os.walk(folder)
-        for name in (*folders, *names)
-    )
-    paths = (os.path.join(place, name) for place, name in walked)
-    return sum(os.path.islink(path) and not os.path.isfile(path) for path in paths)
-
-
-def file_place(source: Path, number: int, total: int) -> str:
-    """Return a file's name for messages; ``number`` counts from 0."""
-    return f"{source}, file {number + 1} of {total}"
+def placed_files(source: Path) -> list[tuple[str, Path]]:
+    """Return all files below a folder in their order, each with its name for messages."""
+    files = list(files_below(source))
+    return [(f"{source}, file {i} of {len(files)}", path) for i, path in enumerate(files, 1)]
 
 
 def files_outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[str]:
@@ -164,6 +159,7 @@ def passed_over(source: Path, taken: Collection[Path | None], *, named: bool = T
 
 
 def link_notes(source: Path) -> Names:
-    """Return the note on links that are not followed."""
-    links = count_unfollowed(source)
-    return (f"{links} links to folders, or to nothing, are passed over",) if links else ()
+    """Return the note on links that are not followed: those to folders, and those to nothing."""
+    links = filter(os.path.islink, _paths_below(source))
+    count = sum(not os.path.isfile(link) for link in links)
+    return (f"{count} links to folders, or to nothing, are passed over",) if count else ()

@@ -84,7 +84,7 @@ class ImportOptions(ReadOptions):
 
     label: str | Names | None = None
     labels: Sequence[str] = ()
-    labels_from: str | Path | None = None
+    labels_from: Path | None = None
     unlabelled: Names = ()
     seed: int = 42
     survival: tuple[str, str] | None = None

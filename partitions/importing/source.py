@@ -153,7 +153,10 @@ def reading(source: Path) -> Iterator[None]:
     """Context that adds the source to errors of reading. Raises DataError."""
     try:
         yield
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        place, reason = error.filename or source, error.strerror or error
+        raise DataError(f"{place} cannot be read ({reason})") from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{source} cannot be read ({error})") from error
     except Fault as fault:
         raise DataError(f"{source}: {fault.detail}; {fault.fix}") from None

@@ -103,15 +103,14 @@ def common_form(samples: Samples, infos: Sequence[ImageInfo]) -> tuple[Shape, st
     # Plain: the first that is no scan, whose depth was chosen by its maker
     first, plain = infos[0], None
     for sample, info in zip(samples, infos, strict=True):
-        assert sample.file is not None
-        what = f"{sample.where}: {shown_name(sample.file)}"
+        what = f"{sample.where}: {shown_name(sample.path)}"
         # Volumes have equal shapes already
         if (info.height, info.width) != (first.height, first.width):
             sizes = (
                 f"{info.width} x {info.height}, those before it {first.width} x {first.height}"
             )
             raise DataError(f"{what} is {sizes}; use --size")
-        if kind_of(sample.file) == "picture":
+        if kind_of(sample.path) == "picture":
             plain = plain or info
             if info.deep != plain.deep:
                 raise DataError(f"{what} mixes 8-bit and 16-bit pictures; convert them alike")

@@ -161,7 +161,7 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     shared = shared.model_copy(
         update={"label": tuple(name for name in shared.label if name not in lacking)}
     )
-    lines = read_lines(path, take.separator, take.encoding, take.gaps)
+    lines = read_lines(path, take)
     header = lines.header
     likely = shared.patient if shared.patient in header and take.patient == "" else take.patient
     patient = patient_column(lines, likely, (*mapped.columns.values(), *shared.label))

@@ -62,9 +62,7 @@ def read_csv(path: Path, options: ImportOptions) -> Listing:
         lines, notes = lines_by(path, options.recipe)
         listing = rows_by_recipe(lines, options.recipe, options.as_gaps)
     else:
-        lines = read_lines(
-            path, options.take.separator, options.take.encoding, options.take.gaps
-        )
+        lines = read_lines(path, options.take)
         notes = ()
         listing = csv_samples(lines, options)
     listing = replace(listing, notes=(*notes, *listing.notes))
@@ -199,9 +197,7 @@ def listed_sample(
 
 def lines_by(path: Path, recipe: Recipe) -> tuple[Lines, Names]:
     """Return the lines of a table by a recipe's format, and notes."""
-    lines = read_lines(
-        path, recipe.file.separator, recipe.file.encoding, recipe.file.gaps, or_utf8=True
-    )
+    lines = read_lines(path, recipe.file, or_utf8=True)
     utf8 = lines.encoding == UTF8 and not recipe.file.encoding.lower().startswith("utf")
     return lines, (
         f"{path} is UTF-8, where the recipe has {recipe.file.encoding}: it is read as UTF-8",

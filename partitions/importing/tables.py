@@ -18,10 +18,12 @@ import numpy as np
 from partitions.common.errors import DataError, Problems
 from partitions.common.names import composed
 from partitions.common.sizes import MOST_LINE, bounded_lines, check_column_count, check_size
+from partitions.importing.options import ALL_COLUMNS, Take
 from partitions.importing.readers.formats import TableFormat, read_table_frame, table_format
 from partitions.importing.table_labels import WITH_COMMA
 from partitions.recipes.cells import is_number
 from partitions.recipes.lines import CELL_BYTES, Cells, Coded, ColumnReader, Lines
+from partitions.recipes.recipe import FileFormat
 from partitions.schema import few
 from partitions.splits import Array
 
@@ -202,22 +204,18 @@ def read_blocks(
 
 
 def read_lines(
-    path: Path,
-    separator: str = "",
-    encoding: str = "",
-    gaps: Collection[str] = (),
-    *,
-    or_utf8: bool = False,
+    path: Path, form: Take | FileFormat = ALL_COLUMNS, *, or_utf8: bool = False
 ) -> Lines:
     """Return the lines of a csv, or of another table that pandas reads. Columns without a header get names here.
 
-    ``separator``: of cells, "" for :func:`find_separator`; ``encoding``, ``or_utf8``: as for :func:`find_encoding`;
-    ``gaps``: cells that are no numbers even if they look so.
+    ``form``: separator, "" for :func:`find_separator`; encoding, as for :func:`find_encoding`, like ``or_utf8``; gaps,
+    which are no numbers even if they look so.
     """
+    gaps = form.gaps
     if known := table_format(path):
         return frame_lines(path, known, gaps)
-    encoding = find_encoding(path, encoding, or_utf8=or_utf8)
-    separator = separator or find_separator(path, encoding)
+    encoding = find_encoding(path, form.encoding, or_utf8=or_utf8)
+    separator = form.separator or find_separator(path, encoding)
     rows = partial(csv_rows, path, separator, encoding)
     with long_cells():
         cell_rows = rows()

@@ -279,7 +279,7 @@ def join_labels(
     table: Path, studies: Sequence[Mapping[str, str]], label: Label, take: Take
 ) -> Joined:
     """Join a csv of labels to studies' identities. Raises DataError where its columns or lines do not allow it."""
-    lines = read_lines(table, take.separator, take.encoding)
+    lines = read_lines(table, take)
     header = lines.header
     column = join_key(header)
     if not column:

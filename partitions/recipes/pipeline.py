@@ -239,7 +239,7 @@ def gaps_of(table: DataFrame, recipe: Recipe) -> Array:
 
     ``table``: from :func:`convert_columns`.
     """
-    flags = np.zeros((len(table), sum(len(column.features) for column in recipe.used)), bool)
+    flags = np.zeros((len(table), len(recipe.features)), bool)
     at = 0
     for j, column in enumerate(recipe.used):
         flags[:, at : at + len(column.features) - column.mark_gaps] = (
@@ -251,7 +251,7 @@ def gaps_of(table: DataFrame, recipe: Recipe) -> Array:
 
 def transform(table: DataFrame, recipe: Recipe) -> Array:
     """Return the inputs, float32 (n, columns of the data file), by a recipe with values for gaps."""
-    x = np.zeros((len(table), sum(len(column.features) for column in recipe.used)), np.float32)
+    x = np.zeros((len(table), len(recipe.features)), np.float32)
     at = 0
     for j, column in enumerate(recipe.used):
         filled = table[j] if column.fill_value is None else table[j].fillna(column.fill_value)

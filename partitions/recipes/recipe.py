@@ -36,10 +36,6 @@ from partitions.tokens import token_setting
 VERSION = 1
 OPEN = "?"  # in a draft: a kind or a column that a person must decide
 MEND = "correct it as docs/inputs.md shows"
-NO_COMBAT = (
-    "ComBat left silofl in 0.3.0; train with normalization=silo, or harmonise the csv first, as with neuroCombat, and "
-    "import it again"
-)
 FILLS = {
     "number": ("median", "mean", "value", "refuse"),
     "category": ("most-frequent", "value", "refuse"),
@@ -276,10 +272,6 @@ def parse_recipe(content: object) -> Recipe:
     if "kind" in keys:
         raise DataError(
             "this recipe is of pictures or scans, and that of a table is needed here"
-        )
-    if "combat" in keys:
-        raise DataError(
-            f"the recipe has [combat]: {NO_COMBAT}, by the recipe without that section"
         )
     check_version(keys)
     return parse_content(Recipe, content, MEND, check_parts)

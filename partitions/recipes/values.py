@@ -22,7 +22,8 @@ FEWEST_OTHERS = 5  # different values beside one that is no code
 OFTEN = 5  # times a code is there, and as many times as any other value
 # What systems write for "unknown": numbers, and days
 NINES = (99.0, 999.0, 9999.0, 99999.0, 999999.0, 99.9, 999.9, 9999.9)
-CODES = (-1.0, -9.0, -99.0, -999.0, -9999.0, *NINES)
+CODES = (-1.0, -8.0, -9.0, -88.0, -98.0, -99.0, -998.0, -999.0, -9999.0, *NINES)
+MOST_CODES = 3  # of one column at one end
 NO_DATES = frozenset(
     datetime(*day)
     for day in (
@@ -50,41 +51,50 @@ def day_of(value: float, per: str, since: str = "") -> datetime | None:
 
 
 def far_values(values: Array, column: Column | None = None) -> Iterator[tuple[int, str]]:
-    """Yield the row and a remark for the smallest and the largest value, if it may mean "unknown".
+    """Yield the row and a remark for each of the smallest and the largest values that may mean "unknown".
 
-    It is there twice or more, and farther from all others than these are from each other; a usual code is also one if
-    it is the only value below 0, farther away than the middle half of the others is wide, or much more frequent.
+    These are there twice or more, and farther from all others than those are from each other; a usual code is also one
+    if it is the only value below 0, farther away than the middle half of the others is wide, or much more frequent. At
+    each end they are at most :data:`MOST_CODES`, such as 997 (refused), 998 (not asked) and 999 (unknown).
 
     ``values``: float64 (n,), NaN for gaps; ``column``: of dates, or of the numbers in a csv.
     """
-    is_date = column is not None and column.kind == "date"
     known, counts = np.unique(values[~np.isnan(values)], return_counts=True)
-    for side, end, nearest in (("below", 0, 1), ("above", -1, -2)):
-        if len(known) < 2 or counts[end] < 2:
-            continue
-        value, rest = known[end], np.delete(known, end)
-        inner = (
-            rest[:-1] if end == 0 else rest[1:]
-        )  # without another such value at the other end
-        inner = inner if len(inner) >= FEWEST_OTHERS else rest
-        low, high = np.quantile(np.repeat(rest, np.delete(counts, end)), (0.25, 0.75))
-        gap, width = abs(value - known[nearest]), inner[-1] - inner[0]
-        if column is not None and is_date:
-            code = day_of(value, column.per, column.since) in NO_DATES
-            close = high - low
-        else:
-            code = value in CODES
-            close = max(high - low, abs(value) / 2 if value > 0 else 0.0)
-        often = counts[end] >= OFTEN * max(1, np.delete(counts, end).max())
-        only = end == 0 and value < 0 <= known[1] and not is_date
-        if (code and (only or often or gap >= close)) or (
-            len(inner) >= FEWEST_OTHERS and gap > width
-        ):
-            what = "no other is below 0" if only else f"far {side} all others"
-            yield (
-                int((values == value).argmax()),
-                f"{counts[end]} cells are {{}}{', ' if not only else ' and '}{what}",
-            )
+    for below in (True, False):
+        for size in range(MOST_CODES, 0, -1):
+            at = slice(size) if below else slice(-size, None)
+            if what := _apart(known, counts, at, column, below):
+                for value, count in zip(known[at], counts[at], strict=True):
+                    yield int((values == value).argmax()), f"{count} cells are {{}}{what}"
+                break
+
+
+def _apart(known: Array, counts: Array, at: slice, column: Column | None, below: bool) -> str:
+    """Return how these values at one end of the different ones stand apart from all others; empty: they do not."""
+    ends, rest = known[at], np.delete(known, at)
+    times, others = counts[at], np.delete(counts, at)
+    if not len(rest) or times.min() < 2:
+        return ""
+    value, nearest = (ends[-1], rest[0]) if below else (ends[0], rest[-1])
+    inner = rest[:-1] if below else rest[1:]  # without another such value at the other end
+    inner = inner if len(inner) >= FEWEST_OTHERS else rest
+    gap, width = abs(value - nearest), inner[-1] - inner[0]
+    low, high = np.quantile(np.repeat(rest, others), (0.25, 0.75))
+    if column is not None and column.kind == "date":
+        code = all(day_of(end, column.per, column.since) in NO_DATES for end in ends)
+        only, close = False, high - low
+    else:
+        code, only = bool(np.isin(ends, CODES).all()), below and value < 0 <= nearest
+        close = max(high - low, abs(value) / 2 if value > 0 else 0.0)
+    often = times.min() >= OFTEN * max(1, others.max())
+    by_code = code and (only or (len(ends) == 1 and (often or gap >= close)))
+    if not by_code and (len(inner) < FEWEST_OTHERS or gap <= width):
+        return ""
+    return (
+        " and no other is below 0"
+        if only
+        else f", far {'below' if below else 'above'} all others"
+    )
 
 
 def table_notes(table: DataFrame, recipe: Recipe) -> Iterator[str]:

@@ -100,7 +100,14 @@ def test_diabetes():
     assert table.target[row] == data.test.y[5, 0]
 
 
-@pytest.mark.parametrize("name", ["digits", "breast-cancer", "digit-findings", "diabetes"])
+BUILT_IN = [name for name, d in DATASETS.items() if not (d.folders or d.files or d.about)]
+
+
+def test_built_in_sets_are_those_without_files():
+    assert {"digits", "breast-cancer", "digit-findings", "diabetes"} <= {*BUILT_IN}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_sets_do_not_change(name):
     first = load_dataset(name)
     assert load_dataset(name) is first

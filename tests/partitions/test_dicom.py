@@ -20,7 +20,7 @@ from pydicom import Dataset
 from pydicom.encaps import encapsulate
 from pydicom.sequence import Sequence
 from pydicom.uid import ImplicitVRLittleEndian, JPEGLossless, JPEGLSLossless, RLELossless
-from scans import SECRETS, accession, leaks, study_uid, write_dicom
+from scans import SECRETS, accession, leaks, sample_at, study_uid, write_dicom
 from taken import imported, refused, silofl, splits_of, write_lines
 
 from partitions.importing.readers import dicom
@@ -59,8 +59,8 @@ def labels(path, column="StudyInstanceUID", names=study_uid, n=10):
 def shown(pixels, tmp_path, options=None, **attributes):
     """The picture that is made of one file, without its last axis where it is grey."""
     path = write_dicom(tmp_path / "IM", pixels, **attributes)
-    form = dicom.READER.probe(path, "here", options or ReadOptions())
-    picture = dicom.READER.read(path, "here", options or ReadOptions())
+    form = dicom.READER.probe(sample_at(path), options or ReadOptions())
+    picture = dicom.READER.read(sample_at(path), options or ReadOptions())
     assert picture.shape == (form.height, form.width, form.channels)
     assert picture.dtype == (np.float32 if form.deep else np.uint8)
     return picture[..., 0] if form.channels == 1 else picture
@@ -179,7 +179,7 @@ def test_a_traceback_names_nobody_either(tmp_path, monkeypatch):
     path = write_dicom(tmp_path / "IM", PhotometricInterpretation="ZARATHUSTRA")
     monkeypatch.setenv("SILOFL_TRACEBACK", "1")
     with pytest.raises(ValueError) as caught:
-        dicom.READER.read(path, "here", ReadOptions())
+        dicom.READER.read(sample_at(path), ReadOptions())
     assert "ZARATHUSTRA" not in "".join(traceback.format_exception(caught.value))
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
@@ -474,8 +474,8 @@ def test_the_header_s_window(tmp_path):
 
 def test_a_window_of_no_width_is_none(tmp_path):
     path = write_dicom(tmp_path / "IM", WindowCenter=100, WindowWidth=0)
-    assert dicom.READER.probe(path, "here", ReadOptions()).notes == (dicom.NO_WINDOW,)
-    assert dicom.READER.read(path, "here", ReadOptions())[..., 0].max() == 1
+    assert dicom.READER.probe(sample_at(path), ReadOptions()).notes == (dicom.NO_WINDOW,)
+    assert dicom.READER.read(sample_at(path), ReadOptions())[..., 0].max() == 1
 
 
 def test_without_a_window_from_lowest_to_highest(tmp_path):
@@ -654,7 +654,7 @@ def test_transfer_syntaxes(tmp_path, uid):
         dataset = pydicom.dcmread(path)
         dataset.compress(uid)
         dataset.save_as(path)
-    made = dicom.READER.read(path, "here", ReadOptions(window=(2048, 4096)))[..., 0]
+    made = dicom.READER.read(sample_at(path), ReadOptions(window=(2048, 4096)))[..., 0]
     near(made * 4096, pixels, 0.1)
 
 
@@ -668,7 +668,7 @@ def test_what_cannot_be_unpacked_says_what_to_install(tmp_path):
     with pytest.raises(
         ValueError, match=r"JPEG Lossless.*one more package: pip install python-gdcm"
     ):
-        dicom.READER.probe(path, "here", ReadOptions())
+        dicom.READER.probe(sample_at(path), ReadOptions())
 
 
 def test_one_line_where_the_library_is_missing(tmp_path, monkeypatch):
@@ -696,7 +696,7 @@ def test_one_line_where_the_library_is_missing(tmp_path, monkeypatch):
 )
 def test_burnt_in_text_is_warned_of(tmp_path, attributes, note):
     form = dicom.READER.probe(
-        write_dicom(tmp_path / "IM", **attributes), "here", ReadOptions(window=(1, 2))
+        sample_at(write_dicom(tmp_path / "IM", **attributes)), ReadOptions(window=(1, 2))
     )
     assert form.notes == (() if note is None else (note,))
 

@@ -8,7 +8,7 @@ import pytest
 from failing import fails
 from pydicom.datadict import dictionary_VR
 from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
-from scans import leaks, write_dicom
+from scans import leaks, sample_at, write_dicom
 
 from partitions.importing.readers import dicom
 from partitions.importing.readers.dicom_file import is_bare, is_dicom
@@ -19,12 +19,12 @@ READING = ReadOptions(window=(1200, 2400))
 
 
 def pixels(path):
-    dicom.READER.probe(path, "here", READING)
-    return dicom.READER.read(path, "here", READING)
+    dicom.READER.probe(sample_at(path), READING)
+    return dicom.READER.read(sample_at(path), READING)
 
 
 def refusal(path):
-    said = fails(ValueError, None, dicom.READER.probe, path, "here", READING)
+    said = fails(ValueError, None, dicom.READER.probe, sample_at(path), READING)
     assert leaks(said) == []
     return said
 
@@ -104,8 +104,8 @@ def test_empty_attributes_are_none(tmp_path, blank, limit):
     assert pixels(tmp_path / "empty").tobytes() == pixels(missing).tobytes()
     reading = ReadOptions()  # by the picture's own range
     assert (
-        dicom.READER.read(tmp_path / "empty", "x", reading).tobytes()
-        == dicom.READER.read(missing, "x", reading).tobytes()
+        dicom.READER.read(sample_at(tmp_path / "empty"), reading).tobytes()
+        == dicom.READER.read(sample_at(missing), reading).tobytes()
     )
 
 
@@ -114,9 +114,9 @@ def test_values_begin_at_high_bit(tmp_path, signed):
     """Twelve bits in the upper twelve of sixteen, with something else below them."""
     values = PIXELS.astype(np.int16) - 1200 if signed else PIXELS
     window = ReadOptions(window=(0, 2400) if signed else (1200, 2400))
-    usual = dicom.READER.read(write_dicom(tmp_path / "usual", values), "here", window)
+    usual = dicom.READER.read(sample_at(write_dicom(tmp_path / "usual", values)), window)
     upper = write_dicom(tmp_path / "upper", values * 16 + 5, HighBit=15)
-    assert dicom.READER.read(upper, "here", window).tobytes() == usual.tobytes()
+    assert dicom.READER.read(sample_at(upper), window).tobytes() == usual.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -153,5 +153,5 @@ def test_a_neutral_slope_may_stand_alone(tmp_path):
 
 def test_the_middle_of_several_frames_is_named(tmp_path):
     path = write_dicom(tmp_path / "x", np.stack([PIXELS] * 3), NumberOfFrames=3)
-    assert dicom.MIDDLE in dicom.READER.probe(path, "here", READING).notes
-    assert dicom.MIDDLE not in dicom.READER.probe(path, "here", READING, 1).notes
+    assert dicom.MIDDLE in dicom.READER.probe(sample_at(path), READING).notes
+    assert dicom.MIDDLE not in dicom.READER.probe(sample_at(path, 1), READING).notes

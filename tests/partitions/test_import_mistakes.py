@@ -25,6 +25,11 @@ def table(path, patient="Patient-ID", label="label"):
     return write_lines(path, f"{patient},age,dose,{label}", *rows)
 
 
+def test_a_source_that_is_a_device_has_the_system_s_reason(tmp_path, capsys):
+    assert silofl("import", "/dev/null", "--out", str(tmp_path / "a.npz")) == 2
+    assert "/dev/null cannot be read (Not a directory)\n" in capsys.readouterr().err
+
+
 # Patients
 
 

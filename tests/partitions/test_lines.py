@@ -7,6 +7,7 @@ from pathlib import Path
 from representatives import product
 
 from partitions.common.errors import Problems
+from partitions.importing.options import Take
 from partitions.importing.tables import read_lines
 from partitions.recipes import lines as columns
 from partitions.recipes import pipeline
@@ -101,7 +102,7 @@ def test_an_array_of_numbers_is_its_cells(cells, gaps, tmp_path, monkeypatch):
     def found(most, given):
         monkeypatch.setattr(columns, "MOST_CODED", most)
         monkeypatch.setattr(columns, "MOST_OTHERS", 3)
-        lines = read_lines(path, gaps=given)
+        lines = read_lines(path, Take(gaps=given))
         missing = ("", *gaps)
         own = cells_in(lines, "x", missing)
         made = [evidence_of(own), share_of_numbers(own), dict(own), list(lines.columns["x"])]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from client.protocol import private as at_the_site
@@ -71,3 +74,32 @@ def test_every_check_reads_it(root, monkeypatch):
         check_size(2000, "a scan")
     assert 0 < at_the_site.available_share() <= 1
     assert abs(at_the_site.available_share() - available_share()) < 0.2
+
+
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, Lock
+from partitions.common.memory import share_heap
+
+def held():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+def work(_):
+    started.wait()  # no thread does the work of two
+    with turn:
+        blocks = [b"x" * 100_000 for _ in range(200)]
+        left.append(blocks[-1])  # the end of its heap stays
+
+share_heap()
+turn, left, started, before = Lock(), [], Barrier(8), held()
+with ThreadPoolExecutor(8) as threads:
+    list(threads.map(work, range(8)))
+print(held() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts")
+def test_a_thread_uses_what_another_has_left():
+    assert int(subprocess.check_output([sys.executable, "-c", THREADS], text=True)) < 50e6

@@ -13,7 +13,7 @@ from failing import fails
 from near import near
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
-from scans import SECRETS, leaks, write_dicom, write_nifti
+from scans import SECRETS, leaks, sample_at, write_dicom, write_nifti
 from taken import imported, refused, silofl, splits_of, write_lines
 
 from partitions.importing.readers import dicom, registry
@@ -84,7 +84,7 @@ def test_dicom_and_nifti_of_one_patient_are_one_picture(tmp_path):
     """A DICOM slice with row i along the back and column j along the left is where NIfTI's (-x, -y) is."""
     pixels = np.arange(24, dtype=np.uint16).reshape(4, 6)
     seen = dicom.READER.read(
-        write_dicom(tmp_path / "IM", pixels), "here", ReadOptions(window=(500, 1000)), None
+        sample_at(write_dicom(tmp_path / "IM", pixels)), ReadOptions(window=(500, 1000))
     )[..., 0]
     # Voxel (column, row): left and back are negative in RAS
     as_converters_write = np.diag([-1.0, -1.0, 1.0, 1.0])

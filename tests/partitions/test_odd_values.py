@@ -113,9 +113,27 @@ def test_a_value_that_may_mean_unknown_is_named_by_the_draft_and_by_a_recipe(
 
 
 @pytest.mark.parametrize(
+    "codes, remark",
+    [
+        ([777.0, 888.0], ", far above all others"),
+        ([997.0, 998.0, 999.0], ", far above all others"),
+        ([999.0, 9999.0], ", far above all others"),
+        ([-9.0, -8.0], " and no other is below 0"),
+        ([-999.0, -998.0], " and no other is below 0"),
+    ],
+)
+def test_several_codes_at_one_end_hide_none_of_them(codes, remark):
+    values = np.r_[np.arange(60.0), np.repeat(codes, 4)]
+    assert [*far_values(values)] == [
+        (60 + 4 * k, f"4 cells are {{}}{remark}") for k in range(len(codes))
+    ]
+
+
+@pytest.mark.parametrize(
     "values",
     [
         np.arange(100.0) % 5,  # a score
+        np.r_[np.arange(60.0), -2.0, -2.0, -1.0, -1.0, -1.0, 60.0, 60.0, 61.0, 61.0],  # changes
         np.r_[np.arange(20.0, 99), 98.0, 98.0, 99.0, 99.0],  # ages
         np.exp(np.random.default_rng(0).normal(0, 2, 500)),
         np.r_[np.arange(60.0), 5000.0],  # once

@@ -635,15 +635,6 @@ def test_an_extract_of_fhir(tmp_path):
         again(source, example("fhir.toml"), tmp_path / "g.npz")
 
 
-def test_a_recipe_with_combat_is_one_line(tmp_path, made):
-    """Of a version before 0.3.0: its data file, model card and recipe name the way out."""
-    with pytest.raises(
-        DataError,
-        match=r"\[combat\]: ComBat left silofl in 0\.3\.0; train with normalization=silo",
-    ):
-        parse_recipe(made.recipe.content | {"combat": {"silo": "north"}})
-
-
 def test_a_fill_of_another_unit_is_refused(tmp_path):
     """A survey names mg/dl, the factor is mended, and the median that the recipe has is still in mg/dl."""
     table, values = tmp_path / "t.csv", [f"{90 + i}" if i % 5 else "" for i in range(60)]

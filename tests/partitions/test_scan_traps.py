@@ -16,7 +16,7 @@ from pydicom import Dataset
 from pydicom.encaps import encapsulate
 from pydicom.sequence import Sequence
 from pydicom.uid import JPEGLSLossless, RLELossless
-from scans import write_dicom, write_nifti
+from scans import sample_at, write_dicom, write_nifti
 from volumes import SHAPE, box, values, write_rtstruct, write_seg, write_series
 
 from partitions.common.errors import DataError
@@ -58,7 +58,9 @@ def test_a_header_of_terabytes(tmp_path):
     for path in files:
         changed(path, Rows=65535, Columns=65535)
     assert "GB of memory" in refusal(lambda: volume.probe_volume(files, "here", WISH))
-    assert "GB of memory" in refusal(lambda: dicom.READER.read(files[0], "here", ReadOptions()))
+    assert "GB of memory" in refusal(
+        lambda: dicom.READER.read(sample_at(files[0]), ReadOptions())
+    )
     series = write_series(tmp_path / "t", values())
     seg = write_seg(tmp_path / "seg", series, {"liver": box()})
     changed(seg, NumberOfFrames=2_000_000_000)
@@ -107,13 +109,13 @@ def test_a_bomb_within_a_compressed_frame(tmp_path, monkeypatch):
     monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.1")
     for read in (dicom.READER.read, dicom.READER.probe):
         assert "its picture, unpacked, would take 0.1 GB" in refusal(
-            lambda read=read: read(path, "here", ReadOptions())
+            lambda read=read: read(sample_at(path), ReadOptions())
         )
     assert "unpacked" in refusal(lambda: volume.probe_volume([path, path], "here", WISH))
     monkeypatch.delenv("SILOFL_LARGEST_FILE")
     path = encoded(tmp_path / "b", JPEGLSLossless, BOMB)
     assert "its picture would take 34.4 GB" in refusal(
-        lambda: dicom.READER.read(path, "here", ReadOptions())
+        lambda: dicom.READER.read(sample_at(path), ReadOptions())
     )
 
 
@@ -142,7 +144,7 @@ def test_sequences_within_sequences(tmp_path):
     nested = (sequence + start) * 5000 + (end + close) * 5000
     at = content.rindex(b"\xe0\x7f\x10\x00")  # before the pixels
     path.write_bytes(content[:at] + nested + content[at:])
-    text = refusal(lambda: dicom.READER.probe(path, "here", ReadOptions()))
+    text = refusal(lambda: dicom.READER.probe(sample_at(path), ReadOptions()))
     assert text == "here: its file cannot be read as DICOM (RecursionError)"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from partitions.silo_file import (
     read_silo_file,
     write_silo_file,
 )
+from partitions.simulated import join
 from partitions.splits import Array, SiloData, Split
 from partitions.stored import together
 from server.results.manifest import write_partition
@@ -275,6 +277,26 @@ def test_masks_keep_what_does_not_count():
     made = reorder_data(data, named(labels=("none", "tumour", "organ")))
     assert made.train.y.tolist() == [[[0, 2, 1, 255]]] and made.train.y.dtype == np.uint8
     assert made.train.x is data.train.x
+
+
+def test_an_outline_that_a_hospital_does_not_name_is_no_background():
+    """Whether the agreed order is the own one or not; a class that no patient has may be missing."""
+    masks = silo(
+        np.zeros((1, 1, 2, 1), np.uint8), np.array([[[0, 1]]], np.uint8), "segmentation",
+        named(labels=("none", "organ")), 2,
+    )  # fmt: skip
+    for agreed in (("none", "organ", "tumour"), ("none", "tumour", "organ")):
+        fails(DataError, "no outlines named tumour", reorder_data, masks, named(labels=agreed))
+        with pytest.raises(
+            DataError, match="b: no labels named tumour, most hospitals have them"
+        ):
+            full = replace(masks, schema=named(labels=agreed))
+            join("three", {"a": full, "b": masks, "c": full})
+    assert reorder_data(masks, Schema()) is masks
+    classes = silo(np.zeros((1, 2), np.float32), np.array([1]), "multiclass", masks.schema, 2)
+    assert reorder_data(
+        classes, named(labels=("none", "organ", "tumour"))
+    ).train.y.tolist() == [1]
 
 
 def test_several_inputs():

@@ -14,7 +14,7 @@ import pytest
 from failing import fails
 from PIL import Image
 from pydicom.uid import DeflatedExplicitVRLittleEndian
-from scans import write_dicom, write_nifti
+from scans import sample_at, write_dicom, write_nifti
 from taken import imported, silofl
 
 from partitions import npz, stored
@@ -91,7 +91,7 @@ def test_dicom_is_refused_by_its_header(tmp_path, little_memory, changes, words)
     pixels = np.zeros((4, 4) if "Rows" in changes else (1, 4, 4), np.uint16)
     file = write_dicom(tmp_path / "a.dcm", pixels, **changes)
     for read in (dicom.READER.probe, dicom.READER.read):
-        fails(ValueError, f"^{words}", read, file, "row 1", ReadOptions())
+        fails(ValueError, f"^{words}", read, sample_at(file, where="row 1"), ReadOptions())
     fails(ValueError, f"^{words}", dicom.read_header, file, "row 1")
 
 
@@ -111,7 +111,7 @@ def test_a_deflated_dicom_file_is_unpacked_no_further_than_may_be(tmp_path, monk
     small = write_dicom(tmp_path / "b.dcm", uid=DeflatedExplicitVRLittleEndian)
     assert (
         dicom.read_header(small, "row 1") is not None
-        and dicom.READER.probe(small, "row 1", ReadOptions()).height == 4
+        and dicom.READER.probe(sample_at(small), ReadOptions()).height == 4
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError, Problems
+from partitions.common.output import text_page
 from partitions.importing.discovery import find_others, find_rows, slice_volumes
 from partitions.importing.files import Faults
 from partitions.importing.options import ImportOptions
@@ -27,9 +28,28 @@ from partitions.recipes.pictures import PictureRecipe, made_by
 
 SIDE = 224  # pixels; proposed where pictures have several sizes
 LARGE = 1024  # pixels of a side from which a draft states the cost
-ABOUT = """How silofl makes a data file of these pictures or scans. Correct what is wrong, then use it:
-silofl import {source}{labels} --recipe THIS.toml --out FILE.npz
-"""
+ABOUT = """\
+How silofl makes a data file of these pictures or scans. Correct what is wrong, then use it:
+silofl import {{ layout.source }}{{ " --labels-from %s"|format(labels_from) if labels_from }} \
+--recipe THIS.toml --out FILE.npz
+
+What was found: {{ layout }}.
+{% for line in found %}
+  {{ line }}
+{% endfor %}
+{% for note in notes %}
+  note: {{ note }}
+{% endfor %}
+{% if faults and layout.kind != "list" %}
+  File 17 of a folder is: find FOLDER -xtype f | LC_ALL=C sort | sed -n 17p
+{% endif %}
+{% if questions %}
+
+QUESTIONS. Answer each below, then delete its name from `questions`: until then nothing is imported.
+{% for name, text in questions.items() %}
+  {{ name }}: {{ text }}
+{% endfor %}
+{% endif %}"""
 REASONS = """seed: of the split
 window: as asked for: centre and width in the scans' own units
 spacing: mm of a pixel, as asked for
@@ -47,7 +67,6 @@ seconds: as asked for: what is longer is cut, behind what is shorter zeros follo
 formats: what the files are
 rates: Hz of the files
 units: of each channel; volts become mV"""  # of each key of a recipe
-FIND = "File 17 of a folder is: find FOLDER -xtype f | LC_ALL=C sort | sed -n 17p"
 
 
 def propose_pictures(source: Path, options: ImportOptions) -> str:
@@ -246,21 +265,15 @@ def write_draft(
     notes: Sequence[str],
 ) -> str:
     """Return the draft as TOML."""
-    labels = f" --labels-from {options.labels_from}" if options.labels_from else ""
-    lines = [
-        *ABOUT.format(source=layout.source, labels=labels).splitlines(),
-        "",
-        f"What was found: {layout}.",
-    ]
-    lines += [f"  {line}" for line in inventory_lines(inventory)]
-    lines += [f"  note: {note}" for note in notes]
-    lines += [f"  {FIND}"] * bool(inventory.faults and layout.kind != "list")
-    if roles.questions:
-        lines += [
-            "",
-            "QUESTIONS. Answer each below, then delete its name from `questions`: until then nothing is imported.",
-        ]
-        lines += [f"  {name}: {text}" for name, text in roles.questions.items()]
+    about = text_page(
+        ABOUT,
+        layout=layout,
+        labels_from=options.labels_from,
+        found=inventory_lines(inventory),
+        notes=notes,
+        faults=inventory.faults,
+        questions=roles.questions,
+    )
     draft = recipe.model_copy(update={"questions": tuple(roles.questions)})
     known = dict(line.split(": ", 1) for line in REASONS.splitlines())
-    return without_cells(draft.toml("\n".join(lines), known | roles.reasons), layout.lines)
+    return without_cells(draft.toml(about.rstrip("\n"), known | roles.reasons), layout.lines)

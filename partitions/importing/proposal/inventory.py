@@ -7,13 +7,14 @@ no name of a scan or of a folder of scans, and no text of a header.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
+from partitions.common.output import text_page
 from partitions.importing.readers.dicom_file import is_dicom
 from partitions.importing.readers.pictures import is_picture
 from partitions.importing.readers.reader import FileSummary
@@ -97,42 +98,37 @@ def inspect_file(inventory: Inventory, path: Path, where: str) -> None:
         inventory.kinds[kind] += 1
 
 
-# As lines
+LINES = """\
+{% set series, patients = inventory.series.values()|list, inventory.patients %}
+{{ inventory.total }} files: {% for kind, count in inventory.kinds.items() %}
+{{ count }} {{ kind }}{{ ", " if not loop.last }}
+{%- endfor +%}
+{% if inventory.studies %}
+{{ patients|length ~ " patients (PatientID)" if patients else "no PatientID" }}, {{ inventory.studies|length }} studies,
+{{- " " }}{{ series|length }} series of {{ series|min }}{{ " to " ~ series|max if series|min < series|max }} slices
+{% if inventory.nameless and patients %}
+{{ inventory.nameless }} pictures have no PatientID
+{% endif %}
+{% endif %}
+{% for what, values in inventory.values.items() %}
+{{ what }}: {{ ranked(values) }}
+{% endfor %}
+{% if inventory.pixels %}
+{% set low, high = "%.3g"|format(inventory.pixels|min), "%.3g"|format(inventory.pixels|max) %}
+a pixel: {{ low }}{{ " to " ~ high if low != high }} mm
+{% endif %}
+{% if inventory.objects %}
+without a picture, by modality: {{ ranked(inventory.objects) }}
+{% endif %}
+{% for reason, places in inventory.faults.items() %}
+DOES NOT FIT ({{ places|length }}): {{ reason }}: {{ places[:3]|join(", ") }}
+{{- " and %d more"|format(places|length - 3) if places|length > 3 }}
+{% endfor %}"""
 
 
-def inventory_lines(inventory: Inventory) -> Iterator[str]:
-    """Yield the inventory line by line."""
-    yield f"{inventory.total} files: {', '.join(f'{count} {kind}' for kind, count in inventory.kinds.items())}"
-    if inventory.studies:
-        yield from lines_of_series(inventory)
-    for what, values in inventory.values.items():
-        yield f"{what}: {rank_values(values)}"
-    if inventory.pixels:
-        low, high = min(inventory.pixels), max(inventory.pixels)
-        yield (
-            f"a pixel: {low:.3g} mm"
-            if f"{low:.3g}" == f"{high:.3g}"
-            else f"a pixel: {low:.3g} to {high:.3g} mm"
-        )
-    if inventory.objects:
-        yield f"without a picture, by modality: {rank_values(inventory.objects)}"
-    for reason, places in inventory.faults.items():
-        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-        yield f"DOES NOT FIT ({len(places)}): {reason}: {', '.join(places[:3])}{more}"
-
-
-def lines_of_series(inventory: Inventory) -> Iterator[str]:
-    """Yield lines on DICOM's patients, studies and series."""
-    counts = inventory.series.values()
-    each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    people = (
-        f"{len(inventory.patients)} patients (PatientID)"
-        if inventory.patients
-        else "no PatientID"
-    )
-    yield f"{people}, {len(inventory.studies)} studies, {len(inventory.series)} series of {each} slices"
-    if inventory.nameless and inventory.patients:
-        yield f"{inventory.nameless} pictures have no PatientID"
+def inventory_lines(inventory: Inventory) -> list[str]:
+    """Return the inventory line by line."""
+    return text_page(LINES, inventory=inventory, ranked=rank_values).splitlines()
 
 
 def rank_values(values: Counter[str]) -> str:

@@ -12,7 +12,7 @@ from partitions.common.errors import DataError
 from partitions.common.names import Names
 from partitions.importing.dicom_series import holds_dicom
 from partitions.importing.discovery import check_folders, class_folders, is_joined, only_csv
-from partitions.importing.files import file_place, files_below
+from partitions.importing.files import files_below, placed_files
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory
 from partitions.importing.readers.reader import SampleSource
@@ -76,11 +76,10 @@ class Roles:
 
 def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
     """Return the layout of a source. Raises DataError."""
-    table = Path(options.labels_from) if options.labels_from else None
+    table = options.labels_from
     table_inside = source if source.is_file() else None if table else only_csv(source)
-    form = options.take.separator, options.take.encoding
     if table_inside and (table_inside == source or not is_joined(table_inside, source)):
-        lines = read_lines(table_inside, *form)
+        lines = read_lines(table_inside, options.take)
         if "file" not in lines.columns:
             raise DataError(
                 f"{table_inside} has no column file; --propose of pictures wants a folder, or a csv that lists files"
@@ -89,11 +88,10 @@ def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
             (where, with_ending(table_inside.parent / row["file"])) for where, row in lines
         ]
         return SourceLayout("list", table_inside, files, table_inside, lines)
-    paths = list(files_below(source))
-    placed = [(file_place(source, i, len(paths)), path) for i, path in enumerate(paths)]
+    placed = placed_files(source)
     if holds_dicom(source):
         table = table or table_inside
-        lines = read_lines(table, *form) if table else NO_LINES
+        lines = read_lines(table, options.take) if table else NO_LINES
         return SourceLayout("dicom", source, placed, table, lines)
     if table:
         raise DataError(

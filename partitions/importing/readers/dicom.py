@@ -40,14 +40,16 @@ from partitions.importing.readers.dicom_file import (
 from partitions.importing.readers.reader import (
     FileSummary,
     ImageInfo,
+    SampleSource,
     ScanError,
+    first_bytes,
     fit_picture,
     fitted_size,
     hash_text,
     pseudonym,
     redacted_errors,
 )
-from partitions.importing.readers.waveform import is_waveform
+from partitions.importing.readers.waveform import begins_waveform
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
@@ -119,7 +121,7 @@ def read_header(path: Path, where: str) -> Header | str:
         dataset = load(path, (*IDENTITY.values(), *PLACE, *KIND))
         modality = _text(dataset, "Modality")
         picture = bool(dataset.get("Rows"))
-        if modality in NO_PICTURES or not (picture or is_waveform(path)):
+        if modality in NO_PICTURES or not (picture or begins_waveform(first_bytes(path))):
             return (
                 modality if modality in (*NO_PICTURES, *MODALITIES) else "DICOM without pixels"
             )
@@ -348,23 +350,20 @@ class DicomReader:
     endings = ENDINGS
     recognises = staticmethod(begins_dicom)
 
-    def probe(
-        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
-    ) -> ImageInfo:
+    def probe(self, sample: SampleSource, reading: ReadOptions) -> ImageInfo:
         """Return the image info of a picture from its header; no pixels are decoded."""
-        with redacted_errors(where, "DICOM"):
-            dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
-            return info_of(dataset, path, reading, part)
+        with redacted_errors(sample.where, "DICOM"):
+            dataset = load(sample.path, (IDENTITY["patient"], *KIND, *PIXELS))
+            return info_of(dataset, sample.path, reading, sample.part)
 
-    def read(
-        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
-    ) -> Array:
+    def read(self, sample: SampleSource, reading: ReadOptions) -> Array:
         """Read the picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 where more than 8 bits are stored."""
-        with redacted_errors(where, "DICOM"):
+        path = sample.path
+        with redacted_errors(sample.where, "DICOM"):
             dataset = load(path, (*KIND, *PIXELS))
             check_readable(dataset, path)
-        with redacted_errors(where, "DICOM", HINT * is_compressed(dataset)):
-            frame = _frame(dataset, part)
+        with redacted_errors(sample.where, "DICOM", HINT * is_compressed(dataset)):
+            frame = _frame(dataset, sample.part)
             array = pixels_of(path, dataset, frame)
             header = of_frame(dataset, frame)
             if is_grey(dataset):

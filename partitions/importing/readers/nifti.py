@@ -1,34 +1,41 @@
-"""Reader of NIfTI volumes, slice by slice, with nibabel."""
+"""Reader of NIfTI volumes slice by slice, and of whole volumes, NIfTI or a DICOM series."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from partitions.importing.readers.reader import FileSummary, ImageInfo, redacted_errors
+from partitions.importing.readers.reader import (
+    FileSummary,
+    ImageInfo,
+    Paths,
+    SampleSource,
+    redacted_errors,
+)
 from partitions.importing.readers.volumes import volume
 from partitions.importing.readers.volumes.nifti_file import ENDINGS, begins_nifti, load_nifti
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
 
+def files_of(sample: SampleSource) -> Paths:
+    """Return the files of a sample's volume."""
+    return sample.files or (sample.path,)
+
+
 class NiftiReader:
-    """Reader of NIfTI volumes, slice by slice."""
+    """Reader of NIfTI volumes, and of any sample of several files or a whole volume."""
 
     name = "nifti"
     endings = ENDINGS
     recognises = staticmethod(begins_nifti)
 
-    def probe(
-        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
-    ) -> ImageInfo:
-        """Return the image info of a slice."""
-        return volume.probe_volume((path,), where, reading)
+    def probe(self, sample: SampleSource, reading: ReadOptions) -> ImageInfo:
+        """Return the image info of a volume, or of its slice."""
+        return volume.probe_volume(files_of(sample), sample.where, reading)
 
-    def read(
-        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
-    ) -> Array:
-        """Read a slice, float32 (h, w, 1) in 0..1."""
-        return volume.read_volume((path,), where, reading, part)
+    def read(self, sample: SampleSource, reading: ReadOptions) -> Array:
+        """Read a volume, float32 (d, h, w, 1) in 0..1, or its slice, (h, w, 1)."""
+        return volume.read_volume(files_of(sample), sample.where, reading, sample.part)
 
     def describe(self, path: Path, where: str) -> FileSummary:
         """Return size, type and spacing of a volume."""

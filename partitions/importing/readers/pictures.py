@@ -12,7 +12,13 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from partitions.common.errors import DataError
-from partitions.importing.readers.reader import FileSummary, ImageInfo, fit_picture, fitted_size
+from partitions.importing.readers.reader import (
+    FileSummary,
+    ImageInfo,
+    SampleSource,
+    fit_picture,
+    fitted_size,
+)
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
@@ -110,11 +116,9 @@ class PictureReader:
         """Return False: a file that is called like a scan is none, and pictures alone are named in messages."""
         return False
 
-    def probe(
-        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
-    ) -> ImageInfo:
+    def probe(self, sample: SampleSource, reading: ReadOptions) -> ImageInfo:
         """Return the image info of a picture."""
-        with open_picture(path, where) as picture:
+        with open_picture(sample.path, sample.where) as picture:
             if picture.mode not in MODES:
                 what = "32-bit" if picture.mode in ("I", "F") else "of a kind that is not read"
                 raise DataError(
@@ -130,11 +134,9 @@ class PictureReader:
             grey = deep or picture.mode in ("1", "L", "LA")
             return ImageInfo(height, width, 1 if grey else 3, deep, notes=notes)
 
-    def read(
-        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
-    ) -> Array:
+    def read(self, sample: SampleSource, reading: ReadOptions) -> Array:
         """Read a picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits."""
-        with open_picture(path, where) as opened:
+        with open_picture(sample.path, sample.where) as opened:
             picture: Image.Image = ImageOps.exif_transpose(opened)
             if picture.mode.startswith("I;16"):
                 values = np.asarray(picture).astype(np.float32) / 65535

@@ -67,14 +67,10 @@ class Reader(Protocol):
     def recognises(self, start: bytes) -> bool:
         """Return whether a file that begins so has this format."""
 
-    def probe(
-        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
-    ) -> ImageInfo:
-        """Return the image info from the header; nothing is decoded. ``part``: the slice or frame, None: the middle."""
+    def probe(self, sample: SampleSource, reading: ReadOptions) -> ImageInfo:
+        """Return the image info from the header; nothing is decoded."""
 
-    def read(
-        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
-    ) -> Array:
+    def read(self, sample: SampleSource, reading: ReadOptions) -> Array:
         """Return the sample: uint8 or float32 (h, w, c), of a signal float32 (steps, channels)."""
 
     def describe(self, path: Path, where: str) -> FileSummary:
@@ -104,6 +100,12 @@ class SampleSource:
     def __post_init__(self) -> None:
         # A folder's name, as macOS writes it
         object.__setattr__(self, "labels", tuple(map(composed, self.labels)))
+
+    @property
+    def path(self) -> Path:
+        """The file; a row of a table has none."""
+        assert self.file is not None
+        return self.file
 
 
 Samples = Sequence[SampleSource]

@@ -66,15 +66,11 @@ def shown_name(path: Path) -> str:
 
 def probe_sample(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a sample. Raises DataError, one line, where it cannot be read."""
-    assert sample.file is not None
-    if sample.file.is_dir():
+    if sample.path.is_dir():
         raise DataError(
             f"{sample.where}: its file is a folder; --volume takes one with a DICOM series as a volume"
         )
-    reader = reader_of(sample.file)
-    if sample.files and reader.name != "signal":
-        return volume.probe_volume(sample.files, sample.where, reading)
-    return reader.probe(sample.file, sample.where, reading, sample.part)
+    return _reader_for(sample).probe(sample, reading)
 
 
 def read_sample(sample: SampleSource, reading: ReadOptions) -> Array:
@@ -82,11 +78,12 @@ def read_sample(sample: SampleSource, reading: ReadOptions) -> Array:
 
     Raises DataError, one line.
     """
-    assert sample.file is not None
-    reader = reader_of(sample.file)
-    if sample.files and reader.name != "signal":
-        return volume.read_volume(sample.files, sample.where, reading, sample.part)
-    return reader.read(sample.file, sample.where, reading, sample.part)
+    return _reader_for(sample).read(sample, reading)
+
+
+def _reader_for(sample: SampleSource) -> Reader:
+    reader = reader_of(sample.path)
+    return nifti.READER if sample.files and reader.name != "signal" else reader
 
 
 # Masks
@@ -125,8 +122,7 @@ def has_binary_masks(samples: Samples, reading: ReadOptions) -> bool:
 
 def stored_mask(sample: SampleSource, reading: ReadOptions) -> Array:
     """Read a mask's values as they are stored: a grey or palette picture, NIfTI, or outlines."""
-    assert sample.file is not None
     if reading.volume or kind_of(sample.masks[0]) == "nifti":
-        files = sample.files or (sample.file,)
+        files = nifti.files_of(sample)
         return volume.read_volume_mask(files, sample.masks, sample.where, reading, sample.part)
     return pictures.read_stored_classes(sample.masks[0], sample.where, reading)

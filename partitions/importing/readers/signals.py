@@ -10,12 +10,13 @@ Names of channels lose what only one format writes: "Lead I (Einthoven)" and "EC
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from partitions.common.sizes import check_picture
 from partitions.importing.readers.reader import (
     FileSummary,
     ImageInfo,
+    SampleSource,
     ScanError,
     hash_text,
     pseudonym,
@@ -32,27 +34,33 @@ from partitions.importing.readers.reader import (
 )
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.schema import few
-from partitions.splits import Array, Shape
+from partitions.splits import Array
 
 MILLIVOLTS = {"V": 1000.0, "mV": 1.0, "uV": 1e-3, "\u00b5V": 1e-3, "\u03bcV": 1e-3, "nV": 1e-6}
 PREFIX = re.compile(r"^(lead|ecg|ekg)[ _]+", re.IGNORECASE)
 LONGEST = 40  # characters of a channel's name or unit
 
 
+class Channel(NamedTuple):
+    """A channel: its name, unit, rate in Hz, number of steps, and what a value is multiplied by."""
+
+    name: str
+    unit: str
+    rate: float
+    steps: int
+    scale: float = 1.0
+
+
 @dataclass(frozen=True)
 class Recording:
-    """A recording from its header: a name, unit, rate in Hz and number of steps for each channel.
+    """A recording from its header.
 
-    * ``values``: reads channels by their places, each float64 (steps,), at most so many steps of the slowest.
-    * ``patient``: its identifier in the header, "" without one; ``scales``: what a value is multiplied by.
+    * ``values``: reads channels by their places, each float64 (steps,), at most so many seconds; 0: all.
+    * ``patient``: its identifier in the header, "" without one.
     """
 
     format: str
-    names: Names
-    units: Names
-    scales: tuple[float, ...]
-    rates: tuple[float, ...]
-    steps: Shape
+    channels: tuple[Channel, ...]
     values: Callable[[Sequence[int], float], list[Array]]
     patient: str = ""
     notes: Names = ()
@@ -64,17 +72,17 @@ def make_recording(
     """Return the recording of channels, each a name, unit, rate and number of steps. Raises ScanError."""
     if not channels:
         raise ScanError("its file has no channels")
-    names, units, rates, steps = zip(*channels, strict=True)
-    if not all(0 < rate < np.inf for rate in rates) or min(steps) < 1:
-        raise ScanError("its header has a channel without a rate, or without values")
-    for text in (*names, *units):
-        if len(text) > LONGEST or not text.isprintable():
+    read = list[Channel]()
+    for name, unit, rate, steps in channels:
+        if not 0 < rate < np.inf or steps < 1:
+            raise ScanError("its header has a channel without a rate, or without values")
+        if max(len(name), len(unit)) > LONGEST or not (name + unit).isprintable():
             raise ScanError(f"a channel has a name or unit of more than {LONGEST} characters")
-    check_picture((sum(steps),), "its signal")
-    scales = tuple(MILLIVOLTS.get(unit, 1.0) for unit in units)
-    units = tuple("mV" if unit in MILLIVOLTS else unit for unit in units)
-    short = tuple(PREFIX.sub("", re.split(r"[,(]", name)[0].strip()) for name in names)
-    return Recording(kind, short, units, scales, rates, steps, values, **more)
+        short = PREFIX.sub("", re.split(r"[,(]", name)[0].strip())
+        scale = MILLIVOLTS.get(unit)
+        read.append(Channel(short, "mV" if scale else unit, rate, steps, scale or 1.0))
+    check_picture((sum(channel.steps for channel in read),), "its signal")
+    return Recording(kind, tuple(read), values, **more)
 
 
 KIND = "a signal"
@@ -83,9 +91,9 @@ MOST_RATIO = 1000  # of two rates, as a fraction
 
 @dataclass(frozen=True)
 class ChosenChannels:
-    """The channels of a recording to be read: their places, the rate, the steps to be made and those that are there."""
+    """The channels of a recording to be read, by place; the rate, the steps to be made and those that are there."""
 
-    places: Shape
+    channels: Mapping[int, Channel]
     rate: float
     steps: int
     there: int
@@ -93,22 +101,22 @@ class ChosenChannels:
 
 def choose(recording: Recording, reading: ReadOptions) -> ChosenChannels:
     """Return the requested channels of a recording, or all. Raises ScanError where one is missing or there twice."""
-    known = [name.casefold() for name in recording.names]
+    names = [channel.name for channel in recording.channels]
+    known = [name.casefold() for name in names]
     wanted = [name.casefold() for name in reading.channels] or known
     if missing := [name for name in reading.channels if name.casefold() not in known]:
-        raise ScanError(f"it has no channel {few(missing)}; it has {few(recording.names, 30)}")
+        raise ScanError(f"it has no channel {few(missing)}; it has {few(names, 30)}")
     if twice := sorted({name for name in wanted if known.count(name) > 1}):
         raise ScanError(f"it has channel {few(twice)} twice; name others with --channels")
-    places = tuple(known.index(name) for name in wanted)
-    rates = {recording.rates[i] for i in places}
+    channels = {i: recording.channels[i] for i in map(known.index, wanted)}
+    rates = {channel.rate for channel in channels.values()}
     if len(rates) > 1 and not reading.rate:
         each = few([f"{rate:g}" for rate in sorted(rates)], 8)
         raise ScanError(f"its channels have rates of {each} Hz; use --rate, or --channels")
     rate = reading.rate or rates.pop()
-    there = min(round(recording.steps[i] * rate / recording.rates[i]) for i in places)
-    return ChosenChannels(
-        places, rate, round(reading.seconds * rate) if reading.seconds else there, there
-    )
+    there = min(round(channel.steps * rate / channel.rate) for channel in channels.values())
+    steps = round(reading.seconds * rate) if reading.seconds else there
+    return ChosenChannels(channels, rate, steps, there)
 
 
 @dataclass(frozen=True)
@@ -120,20 +128,14 @@ class SignalReader:
     endings: Names = ()
     name: str = "signal"
 
-    def probe(
-        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
-    ) -> ImageInfo:
+    def probe(self, sample: SampleSource, reading: ReadOptions) -> ImageInfo:
         """Return the info of a signal from its header: ``height`` steps of ``channels`` channels."""
-        check_signal_options(where, reading)
-        with redacted_errors(where, KIND):
-            recording = self.open(path)
+        check_signal_options(sample.where, reading)
+        with redacted_errors(sample.where, KIND):
+            recording = self.open(sample.path)
             chosen = choose(recording, reading)
-            check_picture((chosen.steps, len(chosen.places)), "its signal")
-            of: Any = recording
-            names, units, rates = (
-                tuple(values[i] for i in chosen.places)
-                for values in (of.names, of.units, of.rates)
-            )
+            check_picture((chosen.steps, len(chosen.channels)), "its signal")
+            names, units, rates, *_ = zip(*chosen.channels.values(), strict=True)
             notes = list(recording.notes)
             if chosen.there != chosen.steps:
                 longer = chosen.there > chosen.steps
@@ -151,36 +153,34 @@ class SignalReader:
                 rate=chosen.rate,
             )
 
-    def read(
-        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
-    ) -> Array:
+    def read(self, sample: SampleSource, reading: ReadOptions) -> Array:
         """Read a signal, float32 (steps, channels). Raises DataError where a value is missing."""
-        with redacted_errors(where, KIND):
-            recording = self.open(path)
+        with redacted_errors(sample.where, KIND):
+            recording = self.open(sample.path)
             chosen = choose(recording, reading)
-            signal = np.zeros((chosen.steps, len(chosen.places)), np.float32)
-            channels = recording.values(chosen.places, reading.seconds or 0.0)
-            for column, (place, values) in enumerate(zip(chosen.places, channels, strict=True)):
+            signal = np.zeros((chosen.steps, len(chosen.channels)), np.float32)
+            read = recording.values([*chosen.channels], reading.seconds or 0.0)
+            channels = zip(signal.T, chosen.channels.values(), read, strict=True)
+            for column, channel, values in channels:
                 if missing := int((~np.isfinite(values)).sum()):
-                    name = recording.names[place]
-                    raise ScanError(f"its channel {name} has {missing} steps without a value")
-                scaled = resample_channel(
-                    values * recording.scales[place], recording.rates[place], chosen.rate
-                )
+                    raise ScanError(
+                        f"its channel {channel.name} has {missing} steps without a value"
+                    )
+                scaled = resample_channel(values * channel.scale, channel.rate, chosen.rate)
                 kept = scaled[: chosen.steps]
-                signal[: len(kept), column] = kept
+                column[: len(kept)] = kept
             return signal
 
     def describe(self, path: Path, where: str) -> FileSummary:
         """Return format, channels, units, rate and length of a signal."""
         with redacted_errors(where, KIND):
             recording = self.open(path)
-            rates = recording.rates
-            seconds = max(n / rate for n, rate in zip(recording.steps, rates, strict=True))
+            names, units, rates, steps, _ = zip(*recording.channels, strict=True)
+            seconds = max(map(operator.truediv, steps, rates))
             values = (
                 ("format", recording.format),
-                ("channels", ", ".join(recording.names)),
-                ("units", ", ".join(unit or "none" for unit in sorted(set(recording.units)))),
+                ("channels", ", ".join(names)),
+                ("units", ", ".join(unit or "none" for unit in sorted(set(units)))),
                 ("rate", ", ".join(f"{rate:g}" for rate in sorted(set(rates))) + " Hz"),
                 ("length", f"{seconds:g} s"),
             )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from partitions.importing.readers.dicom_file import begins_dicom, load
-from partitions.importing.readers.reader import ScanError, first_bytes
+from partitions.importing.readers.reader import ScanError
 from partitions.importing.readers.signals import Recording, SignalReader, make_recording
 from partitions.splits import Array
 
@@ -26,11 +26,6 @@ SEVERAL = "have several groups of channels: the first is taken"
 def begins_waveform(start: bytes) -> bool:
     """Return whether a file that begins so is DICOM, and a waveform by its first attributes."""
     return begins_dicom(start) and WAVEFORM.search(start) is not None
-
-
-def is_waveform(path: Path) -> bool:
-    """Return whether a DICOM file is a waveform."""
-    return begins_waveform(first_bytes(path))
 
 
 def open_waveform(path: Path) -> Recording:
@@ -73,23 +68,22 @@ def open_waveform(path: Path) -> Recording:
     )
 
 
+def _first(channel: Any, sequence: str, keyword: str) -> str:
+    """Return a value of a sequence's first item as text, "" without one."""
+    return "".join(str(item.get(keyword) or "") for item in (channel.get(sequence) or [])[:1])
+
+
 def _channel_name(channel: Any) -> str:
-    """Return a DICOM channel's name: its label, or what its source's code means."""
-    source = channel.get("ChannelSourceSequence") or []
-    return (
-        str(source[0].get("CodeMeaning") or "")
-        if source
-        else str(channel.get("ChannelLabel") or "")
-    )
+    """Return a DICOM channel's name: what its source's code means, or its label."""
+    if channel.get("ChannelSourceSequence"):
+        return _first(channel, "ChannelSourceSequence", "CodeMeaning")
+    return str(channel.get("ChannelLabel") or "")
 
 
 def _unit(channel: Any) -> str:
-    units = channel.get("ChannelSensitivityUnitsSequence") or []
-    return (
-        str(units[0].get("CodeValue") or "")
-        if units and "ChannelSensitivity" in channel
-        else ""
-    )
+    if "ChannelSensitivity" not in channel:
+        return ""
+    return _first(channel, "ChannelSensitivityUnitsSequence", "CodeValue")
 
 
 def _physical(stored: Array, channel: Any) -> Array:

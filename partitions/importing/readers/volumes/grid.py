@@ -59,19 +59,12 @@ class Grid:
             self.affine @ orientations.inv_ornt_aff(transform, self.shape),
         )
 
-    def turn(self, values: Array) -> Array:
-        """Turn values (n0, n1, n2) to canonical axes."""
-        return self._turn_part(values, self.orientation, CANONICAL)
-
-    def turned_back(self, values: Array) -> Array:
-        """Turn values from canonical axes to those of the source."""
-        return self._turn_part(values, CANONICAL, self.orientation)
-
-    def _turn_part(self, values: Array, start: Array, end: Array) -> Array:
+    def turn(self, values: Array, *, back: bool = False) -> Array:
+        """Turn values (n0, n1, n2) to canonical axes, or from these ``back`` to those of the source."""
         orientations = load_library("a volume", "nibabel").orientations
-        return np.asarray(
-            orientations.apply_orientation(values, orientations.ornt_transform(start, end))
-        )
+        ends = (CANONICAL, self.orientation) if back else (self.orientation, CANONICAL)
+        transform = orientations.ornt_transform(*ends)
+        return np.asarray(orientations.apply_orientation(values, transform))
 
 
 def check_grid(grid: Grid, *, straight: bool) -> None:

@@ -249,9 +249,8 @@ def as_source(
     with redacted_errors(where, title_of(files)):
         grid = open_scan(files, whole=True).grid
         _, step = steps(grid, reading)
-        return grid.turned_back(
-            resample(mask, grid.canonical.shape, 1 / step, nearest=True)
-        ), grid
+        resampled = resample(mask, grid.canonical.shape, 1 / step, nearest=True)
+        return grid.turn(resampled, back=True), grid
 
 
 # Files of predicted outlines
