@@ -35,6 +35,7 @@ from partitions.splits import Array, Split, inputs_of, is_table
 
 TENTHS = np.arange(0.1, 1.0, 0.1)
 FEWEST = 100  # samples of the summary; a tenth has ten patients or more
+LEVEL = 0.05  # share of false alarms
 EXPECTED = 5.0  # the least expected count of a cell, which the approximation needs
 CASES = "cases"
 CLASSES = ("multiclass", "ordinal", "multilabel")
@@ -99,8 +100,8 @@ def write_training_summary(model: Path, data: Path) -> TrainingSummary:
     return summary
 
 
-def measure_drift(model: Path, data: Path, level: float = 0.05) -> dict[str, Any]:
-    """Compare new samples with the summary of a model: its differences, worst first, and what drifted at ``level``.
+def measure_drift(model: Path, data: Path) -> dict[str, Any]:
+    """Compare new samples with the summary of a model: its differences, worst first, and what drifted.
 
     Labels are compared where an .npz file has them. Raises UserError, one line.
     """
@@ -135,10 +136,10 @@ def measure_drift(model: Path, data: Path, level: float = 0.05) -> dict[str, Any
         "model": summary.model,
         "training_data": summary.data,
         "samples": {"training": summary.samples, "new": len(next(iter(values.values())))},
-        "level": level,
+        "level": LEVEL,
         "tests": [asdict(each) for each in tested],
         "not_tested": [each.what for each in differences if math.isnan(each.p)],
-        "drifted": [each.what for each in tested if each.p < level],
+        "drifted": [each.what for each in tested if each.p < LEVEL],
     }
 
 

@@ -64,7 +64,7 @@ class Run:
         """
         rows = []
         for run in self._study.summarised:
-            final, score = run["final"], run.get("score", "accuracy")
+            final, score = run["final"], run["score"]
             rows.append(
                 {
                     **{key: run[key] for key in ("strategy", "seed", "rounds")},
@@ -93,7 +93,7 @@ class Run:
             {
                 **{key: run[key] for key in ("strategy", "seed")},
                 "silo": name,
-                "score": values[run.get("score", "accuracy")],
+                "score": values[run["score"]],
                 **values,
             }
             for run in self._study.summarised

@@ -100,7 +100,7 @@ def drift(args: argparse.Namespace) -> None:
         return
     if args.data is None:
         raise UserError("--data FILE is missing: the new patients; or --summary OURS.npz")
-    report = drifting.measure_drift(args.model, args.data, args.level)
+    report = drifting.measure_drift(args.model, args.data)
     print(
         json.dumps(report, indent=1) if args.json else fill("cli/drift.txt", **report),
         end="\n" * args.json,
@@ -272,7 +272,6 @@ COMMANDS = (
                 "OURS.npz",
                 "first, once: count the data file that the model learned from",
             ),
-            option("--level", "P", "share of false alarms", type=float, default=0.05),
             flag("--json", "as JSON"),
         ),
         examples=(

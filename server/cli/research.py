@@ -38,18 +38,9 @@ if TYPE_CHECKING:
 # Each command imports its modules when it runs: importing PyTorch and Flower takes seconds, too long for `--help`.
 
 
-LEGEND = """\
-down, up: the numbers that a silo receives and sends in a round. Σ: of the whole model; Σ_s: of its shared layers;
-Σ_bn: of its batch normalisation; C: classes; K: inputs of the last layer; M: other silos' models; d, k, p: settings.
-reports: whose scores the report has: of the model that a silo received, or of its own, the personal one.
-"""
-EVIDENCE = """\
-Evidence: mean test losses in docs/reference-table.csv, by data set and network; the page beside it says what is shown.
-"""
-
-
 def list_strategies(args: argparse.Namespace) -> None:
     from partitions.common.settings import keys_of
+    from server.rendering import fill
     from strategies import strategies
 
     if args.study or args.set or args.sums or args.dp:
@@ -78,21 +69,15 @@ def list_strategies(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(rows, indent=1))
         return
-    print(LEGEND)
-    for name, s in strategies().items():
-        i = s.info
-        print(
-            f"{name:18}{i.title} ({i.paper}); down {i.sends[0]}, up {i.sends[1]}, reports {i.reports}"
-        )
-        for key, f in keys_of(s.Settings, name).items():
-            symbol = f"{f.metadata['symbol']}, " if f.metadata["symbol"] else ""
-            print(f"    {key} = {f.default!r}  ({symbol}{f.metadata['help']})")
+    methods = strategies()
+    print(fill("cli/methods.txt", methods=methods, keys_of=keys_of, choices=None), end="")
 
 
 def list_choices(args: argparse.Namespace) -> None:
     """Print the methods that can run in a study or with settings, and why the others cannot."""
     from client.studies import read_study
     from server.planning.choice import choices, choices_in
+    from server.rendering import fill
 
     settings = assignments(args.set)
     settings |= {"secure-aggregation": True} if args.sums else {}
@@ -103,17 +88,7 @@ def list_choices(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(rows, indent=1))
         return
-    print(LEGEND + EVIDENCE)
-    for row in rows:
-        if not row["refused"]:
-            down, up = row["sends"].values()
-            mark = "" if row.get("listed", True) else "; the study does not list it"
-            print(f"{row['name']:18}{row['title']}; down {down}, up {up}{mark}")
-            print(f"{'':18}{row['evidence']}")
-    if refused := [row for row in rows if row["refused"]]:
-        print("\nThese cannot run:")
-    for row in refused:
-        print(f"{row['name']:18}{row['refused']}")
+    print(fill("cli/methods.txt", choices=rows), end="")
 
 
 def simulate_command(args: argparse.Namespace) -> None:
@@ -158,7 +133,7 @@ def note_untrained(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Return a note on a run that hardly beats its network before training, or "". ``rows``: its history."""
     from server.results.summary import values_by_round
 
-    score = run.get("score", "accuracy")
+    score = run["score"]
     first = values_by_round(rows, "test", "received", score).get(1)
     final = run["final"][f"{score}_mean"]
     if (
@@ -178,7 +153,7 @@ def outcome(run: dict[str, Any]) -> str:
     from server.results.summary import early_stop, round_name
 
     final = run["final"]
-    score = run.get("score", "accuracy")  # missing in a run of an earlier version
+    score = run["score"]
     if final[f"{score}_mean"] is None:
         return f"{run['rounds']} rounds, nothing evaluated"
     when = round_name(final["round"], run["rounds"])

@@ -18,6 +18,7 @@ from typing import cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.flower.apps import list_builds
+from client.link.connection import split_address
 from client.protocol.bundle_files import VALUES, BundleValues, render
 from client.protocol.envelope import fingerprint, public_pem
 from client.protocol.keys import JoinRequest, new_key, private_bytes
@@ -216,13 +217,13 @@ def fleet_port(federation: Federation) -> int:
 
 def check_address(federation: Federation, control_address: str, ca_certificate: Path) -> None:
     """Raise UserError if the running server's certificate is not valid for the host in bundles."""
-    host, _, port = control_address.rpartition(":")
+    host, port, _ = split_address(control_address)
     address = federation.server.public_host
     key = "public" if federation.server.public else "address"
     context = ssl.create_default_context(cafile=str(ca_certificate))
     try:
         with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5.0) as plain,
+            socket.create_connection((host, port), timeout=5.0) as plain,
             context.wrap_socket(plain, server_hostname=address),
         ):
             pass

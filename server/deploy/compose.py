@@ -25,7 +25,7 @@ import yaml
 
 from client.protocol.bundle_files import device_inside, gpu_reservation
 from client.protocol.launch import LOOPBACK, THIS_MACHINE, superlink_command
-from client.protocol.node import Site, gpu_environment, supernode_command
+from client.protocol.node import Site, gpu_environment, on_cpu, supernode_command
 from client.protocol.policy import PUBLIC
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
@@ -88,13 +88,14 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
         policy=POLICY,
         image=image,
         command=supernode_command,
+        on_cpu=on_cpu,
         gpu_reservation=gpu_reservation,
     )
 
 
 def image(part: str, device: str = "cpu") -> str:
     """Return the name of an image of this version: `silofl-silo:0.1.0`, `silofl-silo:0.1.0-gpu`."""
-    variant = "" if device == "cpu" else "-gpu"
+    variant = "" if on_cpu(device) else "-gpu"
     return f"silofl-{part}:{importlib.metadata.version('silofl')}{variant}"
 
 

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from client.link.connection import shown_certificate
+from client.link.connection import shown_certificate, split_address
 from client.link.route import Way
 from client.protocol.keys import load_key, make_signing_key, new_key, write_key
 from partitions.common.errors import UserError
@@ -167,11 +167,9 @@ def expiries(connection: Connection) -> list[Expiry]:
     except UserError:  # a connection without TLS, or of a federation that is gone
         return []
     ends = [Expiry("ca", ca.not_valid_after_utc.timestamp(), dates_check("CA", ca, NEW_CA))]
-    host, _, port = connection.address.rpartition(":")
+    host, port, _ = split_address(connection.address)
     try:
-        shown = x509.load_der_x509_certificate(
-            shown_certificate(Way(host.strip("[]"), int(port)))
-        )
+        shown = x509.load_der_x509_certificate(shown_certificate(Way(host, port)))
     except (OSError, ValueError):
         return ends
     check = dates_check("server", shown, RENEW)

@@ -22,14 +22,13 @@ def server_checks(federation: Federation, connection_name: str) -> list[Check]:
         connection = read_connection(connection_name)
     except ValueError as error:
         return [Check("connection", False, str(error), UP)]
-    host, _, port = connection.address.rpartition(":")
-    host = host.strip("[]")
+    host, port, _ = split_address(connection.address)
     address = federation.server.public_host
     checks = [Check("connection", True, f"{connection_name} is {connection.address}")]
-    checks += rename_check("control port", port_check(host, int(port)), UP)
+    checks += rename_check("control port", port_check(host, port), UP)
     if not checks[-1].ok:
         return checks
-    checks += exposure_checks(address, int(port))
+    checks += exposure_checks(address, port)
     ca = Path(connection.root_certificates)
     checks += [*(end.check for end in expiries(connection)), *fleet_checks(federation, ca)]
     try:

@@ -85,7 +85,8 @@ class Server(Frozen):
     address: Annotated[
         str,
         match_pattern(
-            r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?", "use a host name or an IP address"
+            r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?",
+            "use a host name or an IP address, without brackets and interface",
         ),
     ] = "127.0.0.1"
     fleet_port: Port = 0
@@ -214,13 +215,22 @@ def policy_file(named: object, info: ValidationInfo[FederationPlace]) -> str:
     return file
 
 
+def join_devices(content: object) -> object:
+    """Return a list of devices as a text, as everywhere else."""
+    return ",".join(map(str, content)) if isinstance(content, list) else content
+
+
 class SiloEntry(Frozen):
     """One silo; `data` is None for a silo with a part of the demo data."""
 
     model_config = HYPHENS
     name: Name
     device: Annotated[
-        str, match_pattern(DEVICE, "use cpu, cuda:0 and so on, MIG-UUID, or 0:1 of MIG")
+        str,
+        match_pattern(
+            DEVICE, "use cpu, cuda:0 and so on, a list of these, MIG-UUID, or 0:1 of MIG"
+        ),
+        BeforeValidator(join_devices),
     ] = "cpu"
     data: Annotated[Path | None, PlainValidator(data_file)]
     memory: Annotated[

@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from partitions.common.errors import RunFailedError
+from partitions.common.errors import NoAnswerError, RunFailedError
 from server.deploy.control import Control, FlowerRun
 from server.deploy.local.parts import last_lines
 from server.deploy.local.record import state_root
@@ -23,8 +23,8 @@ from server.results.reasons import merge_reasons
 POLL_SECONDS = 0.5
 
 
-# Time without an answer from the SuperLink after which the run is regarded as lost
-SILENCE_SECONDS = 30.0
+# Time without an answer from the SuperLink: Docker, systemd, or an operator's `silofl up --resume` take less
+SILENCE_SECONDS = 600.0
 
 
 # What a round's line shows
@@ -98,7 +98,7 @@ class RunFollower:
 
 def round_line(event: Mapping[str, Any]) -> str:
     """Return a line on a round: round, silos, mean score, seconds, bytes, rejected or bounded silos with reasons."""
-    name = event.get("score", "accuracy")
+    name = event["score"]
     value = event.get(name)
     score = f"{value:.4f}" if isinstance(value, int | float) else "-"
     line = (
@@ -114,6 +114,7 @@ def round_line(event: Mapping[str, Any]) -> str:
 def follow(control: Control, run_id: int, progress: RunFollower, name: str = "") -> None:
     """Wait for the end of a Flower run. Raises RunFailedError with the reason unless it completed.
 
+    Raises NoAnswerError if the server does not answer for ``SILENCE_SECONDS``.
     ``name``: of the run; a part of it has another number once it was interrupted.
     """
     answered = time.monotonic()
@@ -122,15 +123,19 @@ def follow(control: Control, run_id: int, progress: RunFollower, name: str = "")
         progress.read()
         try:
             now = current(control, run_id, name, now)
+            if silent:
+                print("the server answers again", file=sys.stderr, flush=True)
             run_id, answered, silent = now.run_id, time.monotonic(), False
         except ConnectionError as error:
             if time.monotonic() - answered > SILENCE_SECONDS:
-                raise RunFailedError(
-                    f"run {name or run_id} is lost after round {progress.round}: {error}"
+                raise NoAnswerError(
+                    f"run {name or run_id} is not followed any more, after round {progress.round}: {error}, for "
+                    f"{SILENCE_SECONDS:g} s; it may go on: `silofl runs` lists it, and `silofl watch "
+                    f"{progress.path.parent}` follows it"
                 ) from None
             if not silent:
                 print(
-                    f"{error}; the run is taken for lost after {SILENCE_SECONDS:g} s",
+                    f"{error}; waiting for it, up to {SILENCE_SECONDS:g} s: the run may go on",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -176,7 +181,9 @@ def current(control: Control, run_id: int, name: str, before: FlowerRun | None) 
         if same and other.name == name != "":
             return other
     if run is before:
-        raise ConnectionError(f"the server knows no run {name or run_id}")
+        raise ConnectionError(
+            f"the server has no run {name or run_id}: `silofl up --resume` goes on with it"
+        )
     return run
 
 

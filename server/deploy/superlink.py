@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 from client.flower.service import run_superlink
+from partitions.common.memory import share_heap
 from server.deploy.access.gate import gate_of
 from server.deploy.logs import FOLDER, keep_rolling
 from server.deploy.room.queue import Queue
@@ -23,6 +24,7 @@ def in_place_of(command: Sequence[str]) -> list[str]:
 
 def start_superlink() -> None:
     """Start Flower's SuperLink with queue and operators' gate; in a local federation it also rolls the parts' logs."""
+    share_heap()
     if folder := os.environ.get(FOLDER):
         Thread(target=keep_rolling, args=(Path(folder),), daemon=True).start()
     run_superlink(most_bytes, too_large, Queue.from_environment().attach, gate_of(os.environ))

@@ -17,6 +17,7 @@ from server.report.registered import registered
 from server.report.sections.evidence import evidence_that_left, own_models_that_left
 from server.report.study import StudyResults
 from server.report.verdict import MOST_NAMES, GainVerdict, largest_epsilon, verdict
+from server.results.history import history_file
 from server.run.reporter import WEIGHTS
 
 BY_CHANCE = 0.025  # share of hospitals without any gain whose 95 % interval lies above zero
@@ -24,7 +25,8 @@ BY_CHANCE = 0.025  # share of hospitals without any gain whose 95 % interval lie
 
 def where(study: StudyResults) -> Markup:
     """Return the line above the headline: run, data, silos, seeds, date."""
-    files = (study.path / name for name in ("summary.json", "history.csv", "config.toml"))
+    history = history_file(study.path / "history.csv")
+    files = (study.path / "summary.json", history, study.path / "config.toml")
     written = next(file for file in files if file.exists()).stat().st_mtime
     return sentences(
         "where", study=study, day=time.strftime("%-d %B %Y", time.localtime(written))

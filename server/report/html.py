@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 from jinja2 import Environment
+from jinja2.runtime import Macro
 from markupsafe import Markup
 
 from server.rendering import environment
@@ -64,7 +65,19 @@ def text_lines(name: str, /, **values: object) -> list[str]:
 
 def sentences(name: str, /, **values: object) -> Markup:
     """Return a template's text with one space for each sequence of spaces and line ends."""
-    return Markup(re.sub(r"[ \n]+", " ", render(name, **values)).strip())
+    return one_line(render(name, **values))
+
+
+def macro_texts(name: str, /, **values: object) -> dict[str, Markup]:
+    """Return the text of each macro in ``report/NAME.html``, as :func:`sentences`, by the macro's name."""
+    module = report_environment().get_template(f"report/{name}.html").make_module(values)
+    macros = {key: macro for key, macro in vars(module).items() if isinstance(macro, Macro)}
+    return {key: one_line(macro()) for key, macro in macros.items()}
+
+
+def one_line(text: str) -> Markup:
+    """Return a markup with one space for each sequence of spaces and line ends."""
+    return Markup(re.sub(r"[ \n]+", " ", text).strip())
 
 
 def percent(value: float, digits: int = 1) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from client.protocol.policy import SCORE
-from client.protocol.study import LOSSES, Analysis, StudyProtocol, study_setting_faults
+from client.protocol.study import Analysis, StudyProtocol, study_setting_faults
+from models.metrics import LOSSES
 from server.report.html import hospitals_of
 from server.report.inference import (
     Gain,

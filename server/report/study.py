@@ -31,7 +31,7 @@ from server.report.inference import (
     spread,
 )
 from server.report.methods import alone, baselines, exchanges, info_of, shared
-from server.results.history import HEADER, History
+from server.results.history import HEADER, History, history_file
 from server.results.reading import read_events, read_json, read_summary
 from server.results.registration import registration_of
 from server.results.run_directory import check_holds_run, read_toml
@@ -49,7 +49,7 @@ class StudyResults:
         check_holds_run(path)
         self.config: dict[str, Value] = read_toml(path / "config.toml")
         file = path / "history.csv"
-        self.history = History(file) if file.exists() else History()
+        self.history = History(file) if history_file(file).exists() else History()
         self.events = read_events(path / "progress.jsonl")
         self.manifest: dict[str, Any] | None = read_json(path / "manifest.json")
         self.registration = registration_of(path)

@@ -1,13 +1,20 @@
-"""The history of a study, ``history.csv``: one row per strategy, seed, round, silo, split, snapshot and metric."""
+"""The history of a study, ``history.csv``: one row per strategy, seed, round, silo, split, snapshot and metric.
+
+Beyond :data:`LARGE` bytes it is ``history.csv.gz``: the same text, and each round is added as a gzip member of its own.
+So a program that expects all rows in ``history.csv`` fails instead of reading a part of them.
+"""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import io
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +61,27 @@ def joined_in(rows: Iterable[Row]) -> dict[str, int]:
 
 
 HEADER = [*Row._fields]
+LARGE = 32_000_000  # bytes
+
+
+def history_file(path: Path) -> Path:
+    """Return the file that holds the history ``path``: the compressed one beside it, if it is there."""
+    return packed if (packed := path.with_name(f"{path.name}.gz")).exists() else path
+
+
+def _load(file: Path) -> str:
+    """Return the whole lines of a history. What a crash has cut off at its end is left out."""
+    content = bytearray()
+    try:
+        if file.suffix == ".gz":
+            with suppress(EOFError), gzip.open(file) as packed:
+                while block := packed.read1(LARGE):
+                    content += block
+        else:
+            content += file.read_bytes()
+        return content[: content.rfind(b"\n") + 1].decode()
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error):
+        raise DataError(f"{file} is damaged: it is not all text") from None
 
 
 def _read(text: str, path: Path) -> list[Row]:
@@ -81,8 +109,22 @@ def _text(rows: Iterable[Row]) -> str:
 
 
 def write_history(path: Path, rows: Iterable[Row]) -> None:
-    """Write the whole file atomically."""
-    write_atomically(path, ",".join(HEADER) + "\n" + _text(rows))
+    """Write the whole file atomically. A history that was compressed remains so."""
+    file, text = history_file(path), ",".join(HEADER) + "\n" + _text(rows)
+    if file == path:
+        write_atomically(file, text)
+        _compress_large(file)
+    else:
+        write_atomically(file, gzip.compress(text.encode(), mtime=0))
+        path.unlink(missing_ok=True)  # left by a crash
+
+
+def _compress_large(file: Path) -> None:
+    """Compress a history that has become large. A reader sees either file, never none."""
+    if file.suffix != ".gz" and file.stat().st_size > LARGE:
+        packed = file.with_name(f"{file.name}.gz")
+        write_atomically(packed, gzip.compress(file.read_bytes(), mtime=0))
+        file.unlink()
 
 
 class History:
@@ -93,13 +135,10 @@ class History:
         self.rows: list[Row] = []
         # (strategy, seed) -> running SHA-256 of the run's rows
         self._sums: dict[tuple[str, int], Any] = {}
-        if path is not None and path.exists():
-            try:
-                text = path.read_text()
-            except UnicodeDecodeError:
-                raise DataError(f"{path} is damaged: it is not all text") from None
-            # A last line cut off by a crash is left out
-            self.rows = _read(text[: text.rfind("\n") + 1], path)
+        # In this order: a run may compress the file meanwhile
+        exists = path is not None and path.exists()
+        if path is not None and ((file := history_file(path)) != path or exists):
+            self.rows = _read(_load(file), file)
         elif path is not None:
             self._write()
 
@@ -111,7 +150,9 @@ class History:
         if new and (digest := self._sums.get((new[0].strategy, new[0].seed))):
             digest.update(text.encode())
         if self.path is not None:
-            append(self.path, text)
+            file = history_file(self.path)
+            append(file, gzip.compress(text.encode()) if file != self.path else text)
+            _compress_large(file)
 
     def forget(self, strategy: str, seed: int, after: int) -> None:
         """Drop the rows of one run from rounds later than ``after``, which will be repeated.

@@ -64,7 +64,7 @@ def export_shared(
     """
     run = find_run(source, strategy, seed)
     state, _ = load_checkpoint(source / "checkpoint" / run.run_key)
-    if state is None or "facts" not in state.numbers:
+    if state is None:
         raise UserError(
             f"{source} has no checkpoint of {run.run_key}: the server's run directory is needed here"
         )

@@ -10,6 +10,7 @@ from client.protocol.study import StudyProtocol, parse_study
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.parsed import read_text
+from server.results.history import history_file
 
 STUDY = "study.toml"
 
@@ -30,7 +31,7 @@ def keep_study(folder: Path, text: str) -> None:
     file = folder / STUDY
     if not text or (file.exists() and read_text(file) == text):
         return
-    if file.exists() or (folder / "history.csv").exists():
+    if file.exists() or history_file(folder / "history.csv").exists():
         raise UserError(
             f"--study: {folder} began {'with another' if file.exists() else 'without a'} study, and what is tested is "
             "fixed before a run: resume it as it began, or give --out a new directory"

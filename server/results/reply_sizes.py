@@ -98,16 +98,12 @@ def vector_bytes(strategy: PersonalizedStrategy, silo: str) -> int:
     """Return the bytes of the vectors that a silo uploads at most in a round."""
     strategy.start_round(1)
     strategy.begin_round()
-    common, most = strategy.common, strategy.most_sizes(silo)
+    common = strategy.common
     received = strategy.payload(silo).models
     whole = narrow(torch.zeros(1), Wire(common.wire_dtype).dtype).element_size()
     total = 0
     for name in strategy.upload_names():
-        size = (
-            strategy.upload_size(name)
-            if name == BUFFERS
-            else most.get(name, strategy.layout.size)
-        )
+        size = strategy.upload_size(name, silo, most=True)
         if common.secure_aggregation:
             total += 4 * size
         elif (

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
 from torch import Tensor
 
 from partitions.common.errors import DataError, UserError
@@ -23,7 +22,7 @@ from partitions.common.parsed import parse_toml, read_text
 from partitions.common.settings import toml_text
 from server.results.reading import read_events
 from strategies.base.settings import Value
-from strategies.base.state import BUFFERS, GLOBAL, State
+from strategies.base.state import BUFFERS, GLOBAL, State, map_arrays
 from strategies.base.strategy import PersonalizedStrategy
 
 LOCK = ".lock"  # held by the process that trains
@@ -256,8 +255,8 @@ def map_reported(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
     """Return these arrays of the reported model, mapped from the newest checkpoint."""
     if not names:
         return {}
-    with safetensors.safe_open(folder / NEWEST, framework="pt") as file:
-        return {name: file.get_tensor(REPORTED + name) for name in names}
+    arrays = map_arrays(folder / NEWEST, [REPORTED + name for name in names])
+    return {name: arrays[REPORTED + name] for name in names}
 
 
 def load_checkpoint(folder: Path) -> tuple[State | None, str]:

@@ -205,7 +205,7 @@ def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for run in runs:
         others = {r["strategy"]: r["per_silo"] for r in runs if r["seed"] == run["seed"]}
         bases = {name: others.get(name, {}) for name in ("local", "fedavg")}
-        score = run.get("score", "accuracy")
+        score = run["score"]
         gains = {
             silo: {
                 f"gain_over_{name}": _gain(score, values, base.get(silo))

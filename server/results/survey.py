@@ -1,8 +1,7 @@
 """Results of a survey of the silos' data: its files, what is odd in one hospital, and units that are often confused.
 
 A hospital is compared with the median of the others, so at least two others are needed. Hospitals differ: a finding is
-a reason to check, and nothing is corrected. The thresholds are constants of this module; the units are in
-``units.toml``.
+a reason to check, and nothing is corrected. The thresholds are constants here, the units in ``units.toml``.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from models.evidence.pooled import CURVE, WITHHELD
 from models.evidence.survey import BINS, MISSING
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
-from partitions.common.names import guard_formula
+from partitions.common.names import Names, guard_formula
 from server.results.history import csv_text
 from server.results.survival import Curve, LogRank, kaplan_meier, log_rank, survival_rows
 from strategies.base.survey import PARTS, Answer
@@ -132,14 +132,22 @@ def findings(
                 if name in answer[part]
             }
             every += _find_lacking(name, items, answers) if len(items) < len(answers) else []
-            for silo, (n, item) in items.items():
-                others = [other for this, other in items.items() if this != silo]
-                if len(others) >= OTHERS:
-                    every += [
-                        Finding(silo, name, *texts)
-                        for texts in _of_column(name, n, item, others)
-                    ][:1]
+            seen = [*_compare(name, items)]
+            # Beside a hospital in another unit, two that agree seem shifted from the median of both
+            if odd := tuple(of.silo for of in seen if of.kind == "unit"):
+                seen = [of for of in seen if of.kind != "shift"]
+                seen += [of for of in _compare(name, items, odd) if of.kind == "shift"]
+            every += seen
     return every
+
+
+def _compare(name: str, items: Mapping[str, Any], odd: Names = ()) -> Iterator[Finding]:
+    """Yield at most one finding for each silo's column, against those of the others without the odd ones."""
+    for silo, (n, item) in items.items():
+        others = [other for this, other in items.items() if this not in (silo, *odd)]
+        if len(others) >= OTHERS:
+            for texts in itertools.islice(_of_column(name, n, item, others), 1):
+                yield Finding(silo, name, *texts)
 
 
 def _find_lacking(
@@ -276,13 +284,10 @@ def variation(first: Sequence[float], other: Sequence[float]) -> float:
 def _find_exchanged(here: Sequence[float], usual: Sequence[float]) -> tuple[int, int, float]:
     """Return the two categories whose exchange brings the shares nearest to the usual ones, and the distance."""
     best = (0, 0, math.inf)
-    for i in range(len(here)):
-        for j in range(i):
-            changed = list(here)
-            changed[i], changed[j] = changed[j], changed[i]
-            best = min(
-                best, (j, i, variation(changed, usual)), key=lambda candidate: candidate[2]
-            )
+    for first, second in itertools.combinations(range(len(here)), 2):
+        changed = list(here)
+        changed[first], changed[second] = changed[second], changed[first]
+        best = min(best, (first, second, variation(changed, usual)), key=itemgetter(2))
     return best
 
 

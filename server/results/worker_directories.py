@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from server.results.history import History, write_history
+from server.results.history import History, history_file, write_history
 from server.results.reading import Tail, parse_event, read_summary
 from server.results.run_directory import WORKERS, RunDirectory
 from server.results.summary import add_to_summary
@@ -66,7 +66,7 @@ class WorkerDirectories:
             return []
         with part.hold():
             new_events = self.follow(run)
-            if part.history.exists():
+            if history_file(part.history).exists():
                 others = History(self.directory.history).rows
                 rows = [*(r for r in others if r.which != which), *History(part.history).rows]
                 places = {which: place for place, which in enumerate(self.order)}

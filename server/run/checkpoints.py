@@ -42,11 +42,8 @@ from strategies.base.run_settings import RunSettings
 from strategies.base.settings import Common
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Number, model_of
+from strategies.base.transport.payload import Number
 from strategies.base.transport.reporting import Damage, damages
-
-FORMAT = 2  # of the server's checkpoint
-
 
 NO_SECONDS = dict.fromkeys(
     ("total", "train", "communicate", "aggregate"), 0.0
@@ -96,7 +93,7 @@ class LoopState:
             self.seconds, self.total_bytes, self.lost = {**NO_SECONDS}, {"down": 0, "up": 0}, {}
             self.shared, self.newcomers = {}, NewcomerPayloads()
             return 0
-        arrays = by_key(saved)
+        arrays = dict(saved.arrays)
         self.shared = {
             name: arrays.pop(REPORTED + name) for name in NAMES if REPORTED + name in arrays
         }
@@ -209,7 +206,6 @@ class Checkpoints:
         if self.folder is None:
             return
         numbers = {
-            "format": FORMAT,
             "round": strategy.round,
             "run_id": run_state.run_id,
             "silos": sorted(strategy.silos),
@@ -232,14 +228,6 @@ class Checkpoints:
         )
         # Only written from now on: mapped from the file, it takes no memory
         run_state.shared = map_reported(self.folder, run_state.shared)
-
-
-def by_key(state: State) -> dict[str, Tensor]:
-    """Return a checkpoint's arrays by their present keys; before format 2 a silo's model had the silo's bare name."""
-    silos = () if state.numbers.get("format", 1) >= FORMAT else state.numbers["silos"]
-    return {
-        model_of(name) if name in silos else name: array for name, array in state.arrays.items()
-    }
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula
-from server.results.history import History, Row, csv_text
+from server.results.history import History, Row, csv_text, history_file
 from server.results.reading import find_entry
 from server.results.reasons import merge_reasons
 from server.results.run_directory import RunDirectory
@@ -206,7 +206,7 @@ def own_cells(source: Path, run: RunSettings) -> Cells:
     entry = entry_of(source, run)
     rounds = {silo: values.get("round") for silo, values in entry["per_silo"].items()}
     file = RunDirectory(source).history
-    if not file.is_file():
+    if not history_file(file).is_file():
         raise UserError(
             f"there is no {file}, which has what the run measured: the run directory is wanted"
         )

@@ -24,7 +24,7 @@ from typing import Any
 from models.tasks import task_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
-from server.results.history import History
+from server.results.history import History, history_file
 from server.results.hold_out import FOLDER, SILOS, groups_of, write_groups
 from server.results.models import FOLDER as OWN_MODELS
 from server.results.reading import read_events, read_json, read_summary
@@ -39,7 +39,6 @@ from server.results.study import study_runs
 from server.results.summary import FinishedRun, compare, evidence_in, run_summary
 from server.results.survey import CSV, JSON, PAGE, read_survey, without_silo, write_survey
 from server.results.worker_directories import WorkerDirectories
-from server.run.checkpoints import FORMAT
 from server.run.newcomers import ARRAYS as NEWCOMER
 from strategies.base.state import State
 
@@ -107,8 +106,9 @@ def _clean_checkpoints(run: Path, name: str) -> Iterator[str]:
 
 
 def _clean_history(run: Path, name: str) -> Iterator[str]:
-    if (run / "history.csv").is_file() and History(run / "history.csv").drop(name):
-        yield "history.csv"
+    file = history_file(run / "history.csv")
+    if file.is_file() and History(run / "history.csv").drop(name):
+        yield file.name
 
 
 def _rewrite(file: Path, clean: Callable[[list[str]], list[str]]) -> list[str]:
@@ -148,9 +148,8 @@ def _clean_state(file: Path, name: str, known: Sequence[str]) -> bool:
     except DataError:  # the hospital's part in it is unknown, and the file cannot be used
         file.unlink()
         return True
-    # Arrays are called MODEL.NAME; a bare name belongs to a method (`global`), except in checkpoints before format 2.
-    bare = "cards" in state.numbers and state.numbers.get("format", 1) < FORMAT
-    ours = {key for key in state.arrays if of_silo(key, name, known) and (bare or key != name)}
+    # Arrays are called MODEL.NAME; a bare name belongs to a method (`global`)
+    ours = {key for key in state.arrays if of_silo(key, name, known) and key != name}
     # Of a held-out hospital
     ours |= {key for key in state.arrays if key.startswith(f"{NEWCOMER}{name}/")}
     arrays = {key: tensor for key, tensor in state.arrays.items() if key not in ours}
@@ -225,7 +224,7 @@ def _clean_summary(run: Path, name: str) -> Iterator[str]:
             },
             seconds=entry["seconds"],
             weight_cap=cap,
-            task=task_of(entry.get("task", "multiclass")),
+            task=task_of(entry["task"]),
             stopped=entry.get("stopped"),
             evidence=evidence_in({"per_silo": silos}),
         )
@@ -294,10 +293,7 @@ def _clean_survey(run: Path, name: str) -> list[str]:
         return []
     write_survey(run, after)
     (run / PAGE).unlink(missing_ok=True)
-    harmonised = run / "combat.toml"  # of a version before 0.3.0: computed with this silo, too
-    done = [JSON, CSV, *([harmonised.name] if harmonised.is_file() else [])]
-    harmonised.unlink(missing_ok=True)
-    return done
+    return [JSON, CSV]
 
 
 def _name_pattern(name: str) -> re.Pattern[str]:

@@ -38,7 +38,7 @@ from client.protocol.keys import make_signing_key
 from client.protocol.methods import DEFAULTS
 from client.protocol.policy import Policy, PolicyRefusedError
 from client.protocol.study import FREE, TEXTS, parse_study
-from client.site.study.protocol import message_faults
+from client.site.rules.study import message_faults
 from client.site.terms import read_terms
 from client.site.trust.message_rules import round_faults
 from partitions.common.errors import UserError

@@ -108,6 +108,7 @@ def test_pooled_data_are_the_others(table, tmp_path, monkeypatch):
     assert set(asked) == {(1, 2)}
 
 
+@pytest.mark.exhaustive
 def test_side_by_side_and_after_a_crash_the_study_is_the_same(table, tmp_path, monkeypatch):
     """Interrupted in a run without hospital-02, and gone on without a word of who was held out."""
     less = {"strategy": "fedper", "seed": 1}

@@ -52,6 +52,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", ["ditto", *(seldom(m) for m in ("fedper", "apfl"))])
 def test_the_whole_matrix_of_a_server_without_states(runs, tmp_path, method):
     """12 x 12, byte for byte that of the same run with its silos' states. The settings name the same SHA-256."""

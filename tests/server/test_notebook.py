@@ -117,6 +117,7 @@ def test_plots_show_themselves_in_a_notebook(run):
     assert list(means["FedAvg"]) == list(frame["fedavg"])
 
 
+@pytest.mark.exhaustive
 def test_the_notebook_of_the_documentation(study, tmp_path):
     """Executed by a kernel of its own, beside such a study: tables, plots, a model, and no cell that fails."""
     nbclient = pytest.importorskip("nbclient", reason="make install brings it")

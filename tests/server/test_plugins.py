@@ -65,6 +65,7 @@ def test_an_installed_method_and_network_run(tmp_path, libraries):
     assert "narrow" in (folder / "run/config.toml").read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_plugin_that_cannot_be_used_is_named(tmp_path, libraries):
     other = "[silofl.strategies]\nfedavg = twins:Twin\n"
     for i, (entries, method, words) in enumerate(

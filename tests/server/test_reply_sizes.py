@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from cases import CASES, OPTIONS, every
+from cases import CASES, OPTIONS, typical
 from hospitals import NETWORKS, hospital_files
 from secured import Secured, go
 from tiny import federate, random_silos
@@ -59,7 +59,7 @@ def fits(run, data, text=TEXT + 2048, silos=0):
     return most
 
 
-@every(CASES)
+@typical(CASES)
 def test_every_method(three, tiny_bn, name):
     settings = {**WIDE, **OPTIONS, **CASES[name][0], "rounds": 4}
     run = federate(three, min_metric_samples=1, evidence="on", **settings)

@@ -233,6 +233,13 @@ def test_an_affine_unit_has_the_recipes_factor_and_offset(own, theirs):
     assert factor * own[1] == pytest.approx(theirs[1], rel=1e-2)
 
 
+def test_of_three_hospitals_the_one_in_another_unit_is_named_alone():
+    """The median of two others, one in °F, is no measure of the third."""
+    celsius = [{"mean": mean, "sd": 0.8} for mean in (37.5, 37.3)]
+    (alone,) = findings(answers("temp", *celsius, {"mean": 99.3, "sd": 1.4}), {})
+    assert (alone.silo, alone.kind) == ("h2", "unit") and "°F against °C" in alone.what
+
+
 def test_hospitals_that_differ_as_hospitals_do_are_not_named():
     """A ward of children beside others: the mean alone is smaller, and its deviation is not; and two are too few."""
     assert not findings(answers("age", *usual(50, 15), {"mean": 30.0, "sd": 14.0}), {})

@@ -350,6 +350,7 @@ def test_groups_are_answers_of_their_own(four):
     )
 
 
+@pytest.mark.exhaustive
 def test_a_hospital_that_is_away_is_named_and_stays_out(four):
     """The sum of three is opened. With the fourth a second sum would show it alone, so the others refuse that one."""
     four.secured.gone = lambda silo, kind, number: silo == "west" and kind == SURVEY

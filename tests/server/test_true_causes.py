@@ -61,7 +61,14 @@ def test_what_is_missing_is_said_of_each_silo():
 
 
 def test_a_round_that_goes_on_without_five_silos():
-    event = {"strategy": "apple", "seed": 1, "round": 2, "rounds": 3, "silos": 1}
+    event = {
+        "strategy": "apple",
+        "seed": 1,
+        "round": 2,
+        "rounds": 3,
+        "silos": 1,
+        "score": "auc",
+    }
     event |= {
         "seconds": 1.0,
         "bytes": 1,
@@ -182,6 +189,7 @@ def test_a_fault_in_a_method_s_file_names_the_file(tmp_path, monkeypatch, text, 
     fails(UserError, rf"{file}, {line}", import_file, "fedprobe", file)
 
 
+@pytest.mark.exhaustive
 def test_every_command_names_a_method_s_file_with_a_fault(tmp_path):
     shutil.copytree(ROOT / "strategies", tmp_path / "strategies")
     (tmp_path / "strategies" / "fedprobe.py").write_text(

@@ -118,6 +118,7 @@ def test_the_order_is_the_studys(in_turns, table, tmp_path):
     )
 
 
+@pytest.mark.exhaustive
 def test_more_rounds_for_a_study_that_is_done(in_turns, table, tmp_path):
     """Begun in turns, gone on side by side, and the other way round."""
     short = simulate(values(table, tmp_path / "a", rounds=1), quiet=True)
@@ -177,6 +178,7 @@ work(sys.argv[1], sys.argv[2], sys.argv[3] == "resume")
 """
 
 
+@pytest.mark.exhaustive
 def test_a_killed_worker(table, tmp_path, monkeypatch):
     """Killed in round 2 of 3: it is named, the other run ends, and what is done is not done again."""
 
@@ -387,6 +389,7 @@ def test_without_ray(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err == line and not (tmp_path / "run").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.deployed
 def test_on_ray(table, tmp_path):
     """A cluster of this machine's own, two runs; one whose process dies there is named."""

@@ -32,9 +32,8 @@ def split_demo(
     folder = directory / "data"
     manifest = read_manifest(folder)
     parts = manifest.get("silos", [])
-    known = any(part.get("owner") for part in parts)  # False in a folder of an earlier version
     same = split_of(manifest) == split_of(demo.model_dump())
-    count = demo.parts or (len(parts) if same and known else len(users))
+    count = demo.parts or (len(parts) if same else len(users))
     if not same or len(parts) != count:
         echo(
             f"splitting {demo.dataset} ({demo.partition}, seed {demo.seed}) over {count} silos"

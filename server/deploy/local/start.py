@@ -9,7 +9,7 @@ from pathlib import Path
 
 from client.flower.fleet import REFUSED
 from client.protocol.launch import LOOPBACK, THIS_MACHINE, free_ports, template_command
-from client.protocol.node import MIG
+from client.protocol.node import MIG, on_cpu
 from partitions.common.errors import UserError
 from server.deploy import processes
 from server.deploy.access.operators import write_operators
@@ -128,7 +128,7 @@ def bring_up(
 
 
 def check_devices(federation: Federation) -> None:
-    wanted = [silo for silo in federation.silos if silo.device != "cpu"]
+    wanted = [silo for silo in federation.silos if not on_cpu(silo.device)]
     if not wanted:
         return
     import torch
@@ -141,9 +141,11 @@ def check_devices(federation: Federation) -> None:
                 "here it is MIG-UUID, as nvidia-smi -L lists it"
             )
         # PyTorch counts no MIG devices
-        if silo.device.startswith(MIG) and count:
+        mig = silo.device.startswith(MIG)
+        if mig and count:
             continue
-        if silo.device.startswith(MIG) or int(silo.device.removeprefix("cuda:")) >= count:
+        numbers = silo.device.replace("cuda:", "").split(",")
+        if mig or max(map(int, numbers)) >= count:
             raise UserError(
                 f"{federation.path}: silo {silo.name}: device {silo.device} is not there; "
                 f"this machine has {count} GPUs that PyTorch can use"

@@ -18,17 +18,19 @@ Environment:
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
 
 from client.flower.runs import RunCalls, note, refusal, settings_of_run, without_app
 from client.protocol.launch import flower_home
+from partitions.common.errors import DataError
 from partitions.common.files import make_folder, write_atomically
 from partitions.common.names import SILO
 from partitions.common.parsed import Frozen, parse_values, shorten
@@ -41,6 +43,7 @@ UNTRAINED = ("evaluate", "survey")  # methods without rounds: they begin again
 WAITING, RUNNING, INTERRUPTED, ENDED = "waiting", "running", "interrupted", "ended"
 MOST_TRIES = 3  # how often a run whose ServerApp died goes on by itself
 MOST_KEPT = 1000  # runs in the book; the oldest that ended go first
+SAME = "call with the silofl of the server's version"
 OWNER = re.compile(r"[\w.@+-]{1,64}")
 
 
@@ -64,6 +67,20 @@ class QueueBook(Frozen):
     """The content of the book's file: the runs, in their order."""
 
     runs: dict[str, QueuedRun]
+
+
+class RunWords(Frozen):
+    """What a request says of its run; without an app, of the queue. ``of``: the name of the run that it is part of."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = ""
+    method: str = ""
+    owner: str = ""
+    of: str = ""
+    now: bool = False
+    resume: bool = False
+    limit: Annotated[int, Field(ge=1)] | None = None
 
 
 class Queue:
@@ -107,23 +124,19 @@ class Queue:
     def start(self, request: Any, account: Any, begin: Callable[[], Any]) -> Any:
         """Start a member of a run, or change the queue by a request without an app. Raises Flower's error."""
         try:
-            words = json.loads(request.user_prompt or "{}")
-            if not isinstance(words, dict):
-                raise ValueError("no table")
-        except ValueError as error:
-            raise refusal(f"what the request says of its run cannot be read: {error}") from None
+            text = (request.user_prompt or "{}").encode()
+            words = parse_values(RunWords, text, "what the request says of its run", SAME)
+        except DataError as error:
+            raise refusal(str(error)) from None
         request.user_prompt = ""
         if not (request.fab.content or request.fab.hash_str or request.app_spec):
             return self.change(words)
         values = settings_of_run(request)
         with self.lock:
             self.follow()
-            name = str(words.get("of") or "")
+            name = words.of
             if name not in self.runs:
-                name = self.new_name(
-                    str(words.get("name") or ""),
-                    str(words.get("method") or values.get("strategy")),
-                )
+                name = self.new_name(words.name, words.method or str(values.get("strategy")))
             elif self.runs[name].state == ENDED:
                 raise refusal(f"run {name} has ended")
             answer = begin()
@@ -139,7 +152,7 @@ class Queue:
                 out=out,
                 app=hashlib.sha256(request.fab.content).hexdigest(),
                 trains=values.get("strategy") not in UNTRAINED,
-                now=words.get("now") is True,
+                now=words.now,
             )
             self.runs[name] = before.model_copy(
                 update={"members": (*before.members, answer.run_id)}
@@ -149,13 +162,13 @@ class Queue:
         answer.note = name
         return answer
 
-    def change(self, words: Mapping[str, Any]) -> Any:
+    def change(self, words: RunWords) -> Any:
         """Set the limit, resume interrupted runs if asked to, and answer with the names of those that are left."""
         with self.lock:
             self.follow()
-            self.limit = max(1, int(words.get("limit") or self.limit))
+            self.limit = words.limit or self.limit
             names = [n for n, entry in self.runs.items() if entry.state == INTERRUPTED]
-            if words.get("resume") is True:
+            if words.resume:
                 for name in names:
                     self.repeat(name, resume=True)
             return note(" ".join(names))
@@ -309,7 +322,6 @@ class Queue:
         return self.folder / f"{digest}.fab"
 
 
-def owner_of(words: Mapping[str, Any], account: Any) -> str:
+def owner_of(words: RunWords, account: Any) -> str:
     """Return who a request says that its run is of, or the account."""
-    owner = str(words.get("owner") or "")
-    return owner if OWNER.fullmatch(owner) else str(account.account_name)
+    return words.owner if OWNER.fullmatch(words.owner) else str(account.account_name)

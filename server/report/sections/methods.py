@@ -9,6 +9,7 @@ from collections import Counter
 import pandas as pd
 from markupsafe import Markup
 
+from models.metrics import RANGES
 from server.report.canvas import (
     CARD,
     GAIN_AT,
@@ -28,7 +29,7 @@ from server.report.study import StudyResults
 from server.results.summary import round_name
 
 # Digits of a metric; other metrics are in per cent
-DIGITS = {"auc": 3, "kappa": 3, "mae": 3, "rmse": 3}
+DIGITS = dict.fromkeys(("auc", *RANGES), 3)
 
 
 def methods_section(study: StudyResults) -> Markup:

@@ -6,13 +6,12 @@ others may join if the setting ``late-joiners`` allows it (``readmission.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from flwr.serverapp import Grid
 
-from models.shapes import read_shape
 from models.tasks import Task, task_of
 from models.training import use_threads
 from partitions.common.errors import UserError
@@ -207,10 +206,10 @@ class Registration:
         """
         c = self.common
         use_threads(c.threads, c.tf32, deterministic=c.deterministic)
-        self.keys = dict(saved.numbers.get("keys", {})) if saved else {}
+        self.keys = dict(saved.numbers["keys"]) if saved else {}
         self.identities.known = dict(self.keys)
         candidates = Candidates()
-        before: dict[str, dict[str, Any]] = saved.numbers.get("cards", {}) if saved else {}
+        before: dict[str, dict[str, Any]] = saved.numbers["cards"] if saved else {}
         online = self.requests.wait(candidates, before)
         for n, summary in candidates.summaries.items():
             if self.late.is_late(name := summary["name"], before):
@@ -273,9 +272,8 @@ class Registration:
         """Reconcile the schema of all silos, and report those left out. Raises UserError if no quorum remains."""
         known = declared_spec(read_agreed(self.common.agreed))
         source = "the federation file has"
-        if saved is not None:  # an older checkpoint has only the data summaries
-            known = saved.numbers.get("facts") or data_spec_of(saved.numbers["cards"].values())
-            source = "this run has"
+        if saved is not None:
+            known, source = saved.numbers["facts"], "this run has"
         sums = self.common.normalization == "agreed"
         reconciled = reconcile(
             list(summaries.values()), read_data_spec(known), source, sums=sums
@@ -295,7 +293,7 @@ class Registration:
 
         Their data summaries are restored from the checkpoint, so that the agreed schema does not change.
         """
-        saved_summaries: dict[str, dict[str, Any]] = saved.numbers.get("cards", {})
+        saved_summaries: dict[str, dict[str, Any]] = saved.numbers["cards"]
         offline = {
             n: s
             for n, s in saved_summaries.items()
@@ -335,12 +333,3 @@ def silo_info(summary: Mapping[str, Any], node: int) -> SiloInfo:
     return SiloInfo(
         summary["name"], node, summary["n_train"], summary["n_val"], summary["n_test"]
     )
-
-
-def data_spec_of(summaries: Iterable[Summary]) -> dict[str, Any]:
-    """Return the schema that these data summaries agreed on, for a checkpoint that does not hold it."""
-    summaries = list(summaries)
-    own_file = any(s["own_file"] for s in summaries)
-    classes = max(s["classes"] for s in summaries)
-    shape, task = read_shape(summaries[0]["shape"]), summaries[0].get("task", "multiclass")
-    return DataSpec(own_file, shape, classes, task).to_json()

@@ -26,7 +26,7 @@ import torch
 from flwr.app import ConfigRecord, Message
 from torch import Tensor
 
-from client.flower.contents import array_sums, config_of
+from client.flower.messages import array_sums, config_of
 from client.protocol.chain import digest
 from client.protocol.parsed import SiteError
 from client.protocol.secure import KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks

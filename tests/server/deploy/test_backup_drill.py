@@ -77,6 +77,7 @@ class Machine:
                 process.wait(60)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux")
 @pytest.mark.timeout(900)
 def test_a_server_and_a_silo_are_restored_elsewhere(tmp_path):

@@ -195,7 +195,9 @@ def test_gpu_silos_get_their_gpu_and_know_it_as_cuda_0(tmp_path):
         "  - {name: a, device: 'cuda:1', data: demo, memory: 8g}\n  - {name: b, data: demo}\n"
         "  - {name: c, device: 'cuda:0', data: demo}\n"
         f"  - {{name: d, device: '{MIG}', data: demo, gpu-share: 0.5}}\n"
-        "  - {name: e, device: '0:1', data: demo}\n",
+        "  - {name: e, device: '0:1', data: demo}\n"
+        "  - {name: f, device: ['cuda:2', 'cuda:3'], data: demo}\n"
+        "  - {name: g, device: [cpu, cpu], data: demo}\n",
     )
     services = made(federation)["services"]
     for name, device in (("d", MIG), ("e", "0:1")):
@@ -210,6 +212,12 @@ def test_gpu_silos_get_their_gpu_and_know_it_as_cuda_0(tmp_path):
     assert services["a"]["build"]["args"] == ["SILOFL_BASE", "TORCH_INDEX="]
     assert services["a"]["environment"]["SILOFL_DEVICE"] == "cuda:0"
     assert "device='cuda:0'" in services["a"]["command"][-1]
+    several = services["f"]["deploy"]["resources"]["reservations"]["devices"][0]
+    assert several["device_ids"] == ["2", "3"]
+    assert services["f"]["environment"]["SILOFL_DEVICE"] == "cuda:0,cuda:1"
+    assert services["f"]["image"] == services["a"]["image"]
+    assert "deploy" not in services["g"] and services["g"]["image"] == services["b"]["image"]
+    assert services["g"]["environment"]["SILOFL_DEVICE"] == "cpu,cpu"
     assert "deploy" not in services["b"] and services["b"]["build"]["args"] == ["SILOFL_BASE"]
     assert services["c"]["image"] == services["a"]["image"] and "build" not in services["c"]
 

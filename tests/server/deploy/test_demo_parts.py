@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from tiny import json_of
 
 from server.deploy.compose import compose_file
 from server.deploy.federation import read_federation
@@ -90,18 +87,6 @@ def test_a_new_silo_in_place_of_one_that_left_is_told(tmp_path):
     )
     with pytest.raises(ValueError, match=r"silo b: the demo data are split into 2 parts"):
         contents(tmp_path, "a", "b", "new")
-
-
-def test_data_split_by_an_earlier_version_stay(tmp_path):
-    """Its manifest names no owners; the silos that it was split for stand in the file's order."""
-    before = contents(tmp_path, "a", "b", "c")
-    path = tmp_path / "data" / "manifest.json"
-    manifest = json_of(path)
-    for part in manifest["silos"]:
-        del part["owner"]
-    path.write_text(json.dumps(manifest))
-    assert contents(tmp_path, "a", "b", "c") == before
-    assert contents(tmp_path, "a", "c") == {name: before[name] for name in ("a", "c")}
 
 
 def test_containers_are_told_how_many_parts_there_are(tmp_path):

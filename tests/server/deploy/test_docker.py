@@ -21,7 +21,7 @@ import pytest
 from archives import untar
 from debian13 import copy_checkout, torch_wheel
 from safetensors.torch import load_file
-from tiny import summary_of
+from tiny import events_of, history_without_seconds, summary_of
 
 from client.protocol.launch import FLOWER
 from server.deploy.credentials import ensure_credentials
@@ -127,14 +127,14 @@ def free_port():
 class Deployment:
     """The federation under test, operated from the host as a user would."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, name, silos):
         self.source = folder / "silofl"
         copy_checkout(self.source)
-        self.runs = self.source / "runs" / NAME
+        self.runs = self.source / "runs" / name
         self.address, self.fleet, self.control = own_address(), free_port(), free_port()
-        silos = "".join(f"  - {{name: {name}, data: demo}}\n" for name in SILOS)
+        silos = "".join(f"  - {{name: {name}, data: demo}}\n" for name in silos)
         (self.source / "federation.yaml").write_text(
-            f"name: {NAME}\n"
+            f"name: {name}\n"
             f"server: {{address: {self.address}, fleet-port: {self.fleet}, control-port: {self.control}}}\n"
             f"demo: {{dataset: digits, partition: dirichlet, seed: 42}}\nsilos:\n{silos}"
         )
@@ -168,6 +168,12 @@ class Deployment:
         number = self.compose("ps", "--all", "--quiet", service).stdout.strip()
         return json.loads(run("docker", "inspect", number).stdout)[0]
 
+    def state_of(self, name):
+        """Of a run, as an operator sees it; empty while the server does not answer."""
+        listed = self.host("silofl", "runs", "--json", check=False)
+        runs = json.loads(listed.stdout) if listed.returncode == 0 else []
+        return "".join(run["state"] for run in runs if run["name"] == name)
+
     def flower_run(self, config):
         """`flwr run`; the directory of the run on the host."""
         before = set(self.runs.iterdir())
@@ -190,10 +196,20 @@ def images():
     )
 
 
-@pytest.fixture(scope="module")
-def deployment(engine):
+def wait_for_round(directory, number, seconds):
+    """Wait until a run has ended this round."""
+    progress = directory / "progress.jsonl"
+    wait_until(
+        lambda: progress.exists() and f'"round": {number},' in progress.read_text(),
+        seconds,
+        f"round {number}",
+    )
+
+
+@contextlib.contextmanager
+def deployed(name, silos):
     with tempfile.TemporaryDirectory(prefix="silofl-", ignore_cleanup_errors=True) as folder:
-        made = Deployment(Path(folder))
+        made = Deployment(Path(folder), name, silos)
         had = images()
         made.host("silofl", "compose", "--out", "docker-compose.yml")
         try:
@@ -209,6 +225,18 @@ def deployment(engine):
             )
             for image in sorted({*IMAGES} & images() - had):
                 run("docker", "image", "rm", image, check=False)
+
+
+@pytest.fixture(scope="module")
+def deployment(engine):
+    with deployed(NAME, SILOS) as made:
+        yield made
+
+
+@pytest.fixture
+def three(engine):
+    with deployed("three", SILOS[:3]) as made:
+        yield made
 
 
 # --- the thirteenth ---------------------------------------------------------------------------------------
@@ -602,7 +630,6 @@ def test_a_silo_killed_in_mid_round_comes_back_with_its_state(deployment):
         str(directory),
     )
     command = ("silofl", "run", "--strategy", "apple", "--rounds", str(last), *settings)
-    progress = directory / "progress.jsonl"
     with subprocess.Popen(
         command,
         cwd=deployment.source,
@@ -611,11 +638,7 @@ def test_a_silo_killed_in_mid_round_comes_back_with_its_state(deployment):
         text=True,
     ) as running:
         try:
-            wait_until(
-                lambda: progress.exists() and '"round": 1,' in progress.read_text(),
-                180,
-                "round 1",
-            )
+            wait_for_round(directory, 1, 180)
             before = deployment.kill("hospital-05")
             _, errors = running.communicate(timeout=600)
         finally:
@@ -652,3 +675,29 @@ def test_down_leaves_nothing_running(deployment):
             contextlib.closing(socket.create_connection(("127.0.0.1", port), timeout=3)),
         ):
             pass
+
+
+# --- three silos and a server -----------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_by_itself_after_its_superlink_was_killed(three):
+    """SIGKILL after round 2. Docker starts the SuperLink, which takes the run up: the rows of an undisturbed run."""
+    settings = ("--strategy", "apple", "--rounds", "8", "--set", "local-epochs=20")
+    undisturbed, killed = three.runs / "undisturbed", three.runs / "killed"
+    three.host("silofl", "run", *settings, "--out", undisturbed)
+    compiled = three.inside(
+        "superlink", "find", "/tmp/flower/apps", "-name", "app.*.pyc"
+    ).stdout
+    assert "/server/__pycache__/app." in compiled  # the next server app begins sooner
+    command = ("silofl", "run", *settings, "--name", "killed", "--out", str(killed))
+    with subprocess.Popen(command, cwd=three.source, env=three.environment) as following:
+        try:
+            wait_for_round(killed, 2, 600)
+            before = three.kill("superlink")
+            # Its follower gives up where the machine is too busy for the SuperLink to be back in time
+            wait_until(lambda: three.state_of("killed") == "completed", 900, "the run's end")
+        finally:
+            following.kill()
+    assert three.container("superlink")["State"]["StartedAt"] > before["StartedAt"]
+    assert [event["event"] for event in events_of(killed)].count("start") == 2
+    assert history_without_seconds(killed) == history_without_seconds(undisturbed)

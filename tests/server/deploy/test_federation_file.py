@@ -278,6 +278,11 @@ def test_not_all_silos_are_held_out(tmp_path):
             "server.address = 'https://fl': use a host name or an IP address",
         ),
         (
+            "fl.example.org",
+            '"[2001:db8::7]"',
+            "use a host name or an IP address, without brackets and interface",
+        ),
+        (
             "fleet-port: 9092",
             "public: 'https://fl.example.org'",
             "server.public = 'https://fl.example.org': use HOST:PORT, as in fl.example.org:443",
@@ -318,6 +323,7 @@ def test_not_all_silos_are_held_out(tmp_path):
         ("memory: 4g", "gpu-share: 0", "silos.2.gpu-share = 0: must be"),
         ("memory: 4g", "gpu-share: 1.5", "silos.2.gpu-share = 1.5: must be"),
         ('"cuda:1"', '"cuda:-1"', "silos.2.device = 'cuda:-1': use cpu"),
+        ('"cuda:1"', '["cuda:0", cpu]', "silos.2.device = 'cuda:0,cpu': use cpu"),
         ('"cuda:1"', "1", "silos.2.device = 1: must be a valid string"),
         ("memory: 4g", "memory: lots", "silos.2.memory = 'lots': write for example 2g or 512m"),
         (

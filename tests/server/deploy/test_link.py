@@ -608,6 +608,7 @@ class Recording(Listener):
         self.seen += data
 
 
+@pytest.mark.exhaustive
 @pytest.mark.deployed
 def test_a_federation_through_links_has_the_direct_history(folder, tmp_path, monkeypatch):
     """Three links, one behind a proxy with a login, one by POSTs; all are cut in the run. Inside is TLS only."""
@@ -645,6 +646,7 @@ def test_a_federation_through_links_has_the_direct_history(folder, tmp_path, mon
         assert recorder.heads[0] == b"\x16\x03\x01" and b"hospital-0" not in recorder.seen
 
 
+@pytest.mark.exhaustive
 @pytest.mark.deployed
 def test_relay_and_join_as_commands(tmp_path, monkeypatch):
     """The silo of a bundle is online through the link, though nothing here finds its server's name."""

@@ -186,6 +186,7 @@ def test_operators_that_cannot_be(tmp_path, operators, says):
     assert fails(DataError, says, read_federation, file).count("\n") == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.deployed
 @pytest.mark.timeout(300)
 def test_a_federation_with_operators(tmp_path, monkeypatch, capsys):

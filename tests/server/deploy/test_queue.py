@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from apps import project
@@ -18,6 +19,7 @@ from probe import CLIENT, make_app, write_file
 from trio import bring_up, text_of, wait_for
 
 from client.flower.apps import build
+from client.flower.runs import refusal
 from client.protocol.launch import free_ports
 from server.cli.main import main
 from server.deploy import local, processes, submit
@@ -174,6 +176,7 @@ def test_a_name_in_use_or_of_another_form_is_refused(federation, app, tmp_path):
     assert "use 1 to 63 lower-case letters" in wrong.error
 
 
+@pytest.mark.exhaustive
 def test_one_of_two_runs_is_stopped(federation, app, tmp_path, capsys):
     first = Begun(federation, app, tmp_path / "a", "fedavg", name="first")
     begins(first, "fedavg False")
@@ -193,6 +196,7 @@ def test_one_of_two_runs_is_stopped(federation, app, tmp_path, capsys):
     assert first.error == ""
 
 
+@pytest.mark.exhaustive
 def test_a_study_whose_first_run_fails_is_over(federation, app, tmp_path):
     study = Begun(federation, app, tmp_path / "a", "fedavg", "ditto", name="fails")
     study.let_end("fails")
@@ -205,7 +209,8 @@ def superlinks(federation):
     return [p for p in processes.find(federation.directory) if p.part == "superlink"]
 
 
-def test_the_queue_survives_the_server(federation, folder, app, tmp_path):
+@pytest.mark.exhaustive
+def test_the_queue_survives_the_server(federation, folder, app, tmp_path, capsys):
     """kill -9 of the SuperLink and of all that it started; `up` keeps who waits, `--resume` goes on with who ran."""
     ran = Begun(federation, app, tmp_path / "a", "fedavg", name="ran")
     begins(ran, "fedavg False")
@@ -227,8 +232,12 @@ def test_the_queue_survives_the_server(federation, folder, app, tmp_path):
     begins(waited[1], "ditto False")
     waited[1].let_end()
     assert [run.error for run in (ran, *waited)] == ["", "", ""]
+    said = capsys.readouterr().err
+    for line in ("up to 600 s: the run may go on\n", "the server answers again\n"):
+        assert said.count(line) == 3
 
 
+@pytest.mark.exhaustive
 def test_a_run_whose_server_app_died_goes_on(federation, folder, app, tmp_path):
     again = record.find_local()
     dies = Begun(again, app, tmp_path / "a", "fedavg", name="dies")
@@ -247,6 +256,7 @@ def test_a_run_whose_server_app_died_goes_on(federation, folder, app, tmp_path):
     assert not [*Path(again.directory, "flower/superlink/queue").glob("*.request")]
 
 
+@pytest.mark.exhaustive
 def test_a_limit_above_one_lets_runs_share(federation, folder, app, tmp_path):
     file = folder / "federation.yaml"
     file.write_text(json.dumps({**json.loads(file.read_text()), "runs": 2}))
@@ -263,3 +273,25 @@ def test_a_damaged_book_is_refused(tmp_path):
     (tmp_path / "book.json").write_text('{"runs": {"a": 1}}')
     with pytest.raises(ValueError, match="move it away"):
         Queue(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ("[]", "must be keys and values"),
+        ("{", "EOF"),
+        ('{"limit": "two"}', "limit = 'two'"),
+        ('{"limit": 0}', "limit = 0"),
+        ('{"resume": "yes"}', "resume = 'yes'"),
+        ('{"name": 3}', "name = 3"),
+    ],
+)
+def test_words_of_another_kind_are_refused_in_one_line(tmp_path, words, fault):
+    """As any refusal, not as a fault of the server's."""
+    queue = Queue(tmp_path)
+    fab = SimpleNamespace(content=b"", hash_str="")
+    request = SimpleNamespace(user_prompt=words, fab=fab, app_spec="")
+    with pytest.raises(type(refusal(""))) as caught:
+        queue.start(request, None, lambda: None)
+    line = str(caught.value)
+    assert "what the request says of its run: " in line and fault in line and "\n" not in line

@@ -125,6 +125,7 @@ def test_a_server_that_did_not_load_it_is_named(federation, monkeypatch, capsys)
     assert "restart the server between two runs" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_certificate_that_ends_in_a_run(federation, folder, tmp_path):
     """Silos that are connected train on; one that restarts waits, and takes part when it is renewed.
@@ -152,6 +153,7 @@ def test_a_certificate_that_ends_in_a_run(federation, folder, tmp_path):
     assert rows(out) == rows(tmp_path / "here")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_keys_rotate(federation, folder, tmp_path, monkeypatch, capsys):
     """A hospital's key, and the key that signs bundles, as docs/security.md has it: with the commands of that page."""

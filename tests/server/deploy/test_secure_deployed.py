@@ -128,7 +128,7 @@ def test_hospitals_that_require_masks(tmp_path, monkeypatch, names, group, robus
 @pytest.mark.drill
 def test_a_hospital_that_is_killed(tmp_path, monkeypatch):
     """One of four, after the first round: the others' sums are opened, and the run says over how many they are."""
-    names, run = FOUR, {**RUN, "rounds": 5, "local-epochs": 20}
+    names, run = FOUR, {**RUN, "rounds": 5, "local-epochs": 20, "lost-silo": "go-on"}
     out = tmp_path / "run"
     try:
         up = start(tmp_path, names, run, monkeypatch)

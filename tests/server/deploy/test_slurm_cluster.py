@@ -42,3 +42,18 @@ def test_each_fault_of_a_job_has_its_line(tmp_path):
     # What a dead SuperNode had left, and what this one leaves
     assert told["old"] == "CANCELLED"
     assert told["left"] in ("", "COMPLETING")
+
+
+def test_several_devices_train_on_one_node_and_on_two(tmp_path):
+    """With the bits of one process; on one node all listen on loopback alone. A dead process costs a round."""
+    told = json.loads(inside("several_devices", tmp_path).splitlines()[-1])
+    for name, second in (("one", "node1"), ("two", "node2")):
+        processes = [["node1", "0"], [second, "1"]]
+        assert told[name][:3] == [True, processes, name == "two"]
+        _, seen, _, progress = told[f"{name}, killed"]
+        assert seen == processes and "192.0.2" not in progress
+        _, reason = progress.split('"rejected": {"hospital-02": "')
+        ways = "process was ended by SIG", "a process of the silo has ended: Connection closed"
+        assert any(words in reason.partition('"')[0] for words in ways)
+        assert '"silos": 2,' in progress and '"silos": 3,' in progress
+    assert "device = cpu,cpu: not for moon, whose loss depends on" in told["refused"]

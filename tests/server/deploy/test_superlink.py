@@ -43,7 +43,15 @@ from supernode import wait_until
 
 from client.flower import mail as mail_module
 from client.flower import transfers
-from client.flower.fleet import HEADERS, Fleet, FleetCalls, fleet_method, request, signed_text
+from client.flower.fleet import (
+    HEADERS,
+    Fleet,
+    FleetCalls,
+    covered,
+    fleet_method,
+    request,
+    signed_text,
+)
 from client.flower.internals import internal
 from client.flower.mail import GATHER_SECONDS, HELD_SECONDS, MOST_TIMES, WAIT_SECONDS, Mail
 from client.flower.service import (
@@ -51,6 +59,7 @@ from client.flower.service import (
     MOST_CALL,
     OLD_SILO,
     check_signature,
+    fleet_server,
     handler_of,
     missing_seams,
 )
@@ -598,6 +607,16 @@ MOMENT = "2026-11-28T12:00:00+00:00"
 NOW = datetime.fromisoformat(MOMENT).timestamp()
 
 
+class Raw:
+    """Bytes in place of a request."""
+
+    def __init__(self, body):
+        self.body = body
+
+    def SerializeToString(self):
+        return self.body
+
+
 def signed(text, key=KEY, moment=MOMENT):
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     signature = KEY.sign(text, ec.ECDSA(SHA256()))
@@ -628,6 +647,44 @@ def test_a_call_is_signed_with_method_body_and_time(headers, now, reason):
     assert check_signature("PushObject", b"body", good, NOW) == good[HEADERS[0]]
 
 
+def test_of_a_part_all_but_the_content_is_signed_for_the_store_compares_that(server):
+    """So 4 MB are hashed once at each end; whoever alters content, name or session is refused."""
+    part = {"run_id": 1, "object_id": "a", "object_content": b"x", "session_id": "s"}
+    covers = {
+        key: covered("PushObject", b"", request("PushObject", **{**part, key: value}))
+        for key, value in {
+            "object_content": b"y",
+            "object_id": "b",
+            "run_id": 2,
+            "session_id": "t",
+        }.items()
+    }
+    before = covered("PushObject", b"", request("PushObject", **part))
+    assert [key for key in covers if covers[key] == before] == ["object_content"]
+    assert covered("PushMessages", b"all", None) == b"all"
+    name = server.store(1.0)
+    silo, honest = server.silo(), server.silo().stub.PushObject
+
+    def altered(part):
+        part.object_content += b"x"
+        return honest(part)
+
+    silo.stub.PushObject = altered
+    taken = silo.answer(name, 10_000)
+    assert taken and not any(taken)
+
+
+def test_a_store_that_does_not_compare_is_an_error_at_start():
+    mail: Any = SimpleNamespace(store=SimpleNamespace(verify=False))
+    fails(
+        ValueError,
+        "must compare each part",
+        fleet_server,
+        SimpleNamespace(certificates=()),
+        mail,
+    )
+
+
 def test_a_seam_that_flower_has_moved_is_an_error_at_start(monkeypatch):
     assert missing_seams() == []
     monkeypatch.delattr(internal("fleet_handlers"), "push_object")
@@ -655,8 +712,8 @@ def test_a_whole_superlink_refuses_strangers_large_calls_and_old_silos(tmp_path)
             told = {}
             for name, body in (
                 ("node", request("PullMessages", node=Node(node_id=fleet.node))),
-                ("large", bytes(MOST_CALL + 1)),
-                ("broken", b"no message"),
+                ("large", Raw(bytes(MOST_CALL + 1))),
+                ("broken", Raw(b"no message")),
             ):
                 with pytest.raises(grpc.RpcError) as error:
                     calls.send("PullMessages", body)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 from hospitals import LABELS as NAMED
-from hospitals import MADE, NAMES, NETWORKS, hospital_files, partly_labelled
+from hospitals import NAMES, NETWORKS, hospital_files, partly_labelled
 from schemas import COLUMNS, LABELS, PERMUTED, save
 from tiny import PLAIN, federate, random_silos
 from trio import bring_up, rows
@@ -43,16 +43,24 @@ def folder(tmp_path_factory):
 
 # In process: test_every_task.py; over gRPC: the next tests, and test_deployed.py
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("task", ["balls", "stays", *MADE])
+@pytest.mark.parametrize("task", ["balls", "stays", "regression", "survival", "segmentation"])
 def test_deployed_and_in_process_are_the_same(folder, tmp_path, task):
-    """Of "balls" masks of volumes, which move with their pictures."""
+    """Of "balls" masks of volumes, which move with their pictures. Several labels: the next tests. Classes, and so
+    grades: ``test_deployed.py``.
+    """
     compare(hospital_files(folder, task), task, tmp_path)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("task", NAMED)
-def test_a_hospital_without_a_label_deployed(folder, tmp_path, task):
-    compare(partly_labelled(folder, task), task, tmp_path)
+@pytest.mark.parametrize(
+    ("task", "own"),
+    [
+        *((task, {}) for task in NAMED),
+        ("multilabel", {"strategy": "fedmlp", "rounds": 3, "fedmlp.adapt": False}),
+    ],
+)
+def test_a_hospital_without_a_label_deployed(folder, tmp_path, task, own):
+    compare(partly_labelled(folder, task), task, tmp_path, **own)
     (run,) = read_summary(tmp_path / "there" / "summary.json")["runs"]
     assert run["unlabelled"] == {NAMED[task][2]: ["south"]}
 
@@ -96,6 +104,7 @@ def test_trees_deployed_and_in_process_are_the_same(folder, tmp_path):
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
+@pytest.mark.exhaustive
 def test_files_in_other_orders_give_the_numbers_of_the_declared_order(folder, tmp_path):
     """One hospital's file is permuted, one has a foreign column and is left out; the other two train."""
     one, other, foreign = NAMES

@@ -10,6 +10,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from studies import make_run  # isort: skip
 
 
@@ -45,6 +47,7 @@ def test_lines_of_templates_have_120_columns_at_most():
     assert len(files) > 20 and max(map(len, lines)) <= 120
 
 
+@pytest.mark.exhaustive
 def test_an_app_alone_writes_the_same_report(tmp_path):
     run = make_run(tmp_path / "run")
     app = tmp_path / "app"

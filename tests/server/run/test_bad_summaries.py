@@ -314,7 +314,7 @@ def test_another_unit_is_named_and_standardised_by_itself(four, tmp_path):
 
 def summary(name, sums, squares, **values):
     known = {"name": name, "own_file": True, "shape": [len(sums)], "classes": 2, "n_train": 4}
-    return {**known, "sum": sums, "square_sum": squares, **values}
+    return {**known, "task": "multiclass", "sum": sums, "square_sum": squares, **values}
 
 
 def test_what_is_usual_in_a_column():
@@ -342,8 +342,15 @@ def test_what_is_usual_in_a_column():
 
 def kinds(*values):
     return [
-        {"name": n, "own_file": True, "shape": shape, "classes": c, "n_train": 1}
-        for n, shape, c in values
+        {
+            "name": n,
+            "own_file": True,
+            "task": "multiclass",
+            "shape": s,
+            "classes": c,
+            "n_train": 1,
+        }
+        for n, s, c in values
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import CASES, OPTIONS, typical
 from flwr.app import Error, Message
-from representatives import seldom
+from representatives import product, seldom
 from resuming import assert_equal, crash_after, interrupted
 from tiny import comparable, federate, forget_models, same, simulated, train_replies, write_silo
 from torch import nn
@@ -34,9 +34,9 @@ FEW = {
     "mlp__hidden": "6",
 }
 NAMES = (
-    "apfl ditto fedadagrad fedadam fedalt fedas fedavg fedavg-ft fedavgm fedawa fedbabu fedbn fedem fedlc fednova "
-    "fedntd fedper fedphp fedprox fedprox-ft fedrep fedrod fedsa-lora fedsim fedyogi floco gpfl knn-per local moon "
-    "per-fedavg pfedme pooled"
+    "apfl condistfl ditto fedadagrad fedadam fedalt fedas fedavg fedavg-ft fedavgm fedawa fedbabu fedbn fedem fedlc "
+    "fednova fedntd fedper fedphp fedprox fedprox-ft fedrep fedrod fedsa-lora fedsim fedyogi floco gpfl knn-per local "
+    "moon per-fedavg pfedme pooled"
 )
 SOUND = frozenset(NAMES.split())
 
@@ -215,7 +215,7 @@ def in_float32():
     [
         seldom({"wire_dtype": "int8"}, 0.01),
         seldom({"wire_dtype": "topk", "wire_topk": 0.05}, 0.03),
-        ({"wire_dtype": "topk", "wire_topk": 0.01}, 0.08),
+        seldom({"wire_dtype": "topk", "wire_topk": 0.01}, 0.08),
         seldom({"wire_dtype": "float16", "wire_feedback": "on"}, 0.01),
     ],
 )
@@ -323,8 +323,7 @@ def words(tmp_path, monkeypatch):
     forget_models()
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "feddyn", "fedamp"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@product(dtype=["float32", "bfloat16"], strategy=["fedavg", "feddyn", "fedamp"])
 def test_rows_of_an_embedding_that_were_not_touched_are_not_sent(words, strategy, dtype):
     """Bit for bit the run that sends all; up go at most the 36 rows of 8, their places, and the linear layer."""
     options = {

@@ -13,7 +13,7 @@ import torch
 from cases import TYPICAL, typical
 from hospitals import ALL, NETWORKS, hospital_files
 from phony import DEVICE, phony_device
-from representatives import seldom
+from representatives import sampled, seldom, some
 from resuming import Crash, crash_after
 from sklearn.datasets import load_digits
 from tiny import SIMULATED, federate, random_silos, simulated
@@ -32,11 +32,13 @@ METHODS = sorted(
     for name, s in strategies().items()
     if not (s.info.role.pooled or s.info.training.trees == "only")
 )
+AS_TYPICAL = [name for name in METHODS if name in TYPICAL]
 
 
 NEEDS: dict[str, dict[str, Any]] = {  # settings without which a method refuses to run
     "fedbn": {"model": "tiny-bn"},
     "fednova": {"optimizer": "sgd", "momentum": 0.5},
+    "fedex-lora": {"lora_rank": 2},
     "fedsa-lora": {"lora_rank": 2},
 }
 
@@ -80,15 +82,16 @@ def of_the_cpu(strategy):
     return figures(run(strategy=strategy, rounds=2))
 
 
-@typical(METHODS, "strategy")
-def test_every_method_gives_the_numbers_of_the_cpu(strategy, tiny_bn, request):
+# Another method's tensors of the CPU are refused in the next test but one; arithmetic is the same for all
+@pytest.mark.parametrize("strategy", AS_TYPICAL)
+def test_methods_give_the_numbers_of_the_cpu(strategy, tiny_bn, request):
     on_cpu = of_the_cpu(strategy)
     request.getfixturevalue("on_device")
     with phony_device():
         assert figures(run(strategy=strategy, rounds=2)) == on_cpu
 
 
-@pytest.mark.parametrize("strategy", [name for name in METHODS if name in TYPICAL])
+@sampled("strategy", AS_TYPICAL, 3)
 def test_samples_on_disk_give_the_numbers_of_the_cpu(strategy, tiny_bn, tmp_path, monkeypatch):
     on_cpu = of_the_cpu(strategy)
     copy = shutil.copy(SIMULATED["dataset"], tmp_path / "digits.npz")
@@ -105,8 +108,8 @@ def test_models_and_data_stay_on_the_device(strategy, tiny_bn, on_device):
     """A round moves the order of the samples, once per epoch, and reads a few numbers, however many its steps are."""
     crossings = []
     with phony_device():
-        # The data stay on the device from run to run
-        run(strategy=strategy, rounds=1, evaluate_every=0)
+        # The data stay on the device from run to run. What evaluates a method's models is on it, too
+        run(strategy=strategy, rounds=1)
     for rounds, batch_size in ((1, 64), (2, 64), (2, 32)):
         with phony_device() as crossed:
             federation = run(
@@ -118,7 +121,9 @@ def test_models_and_data_stay_on_the_device(strategy, tiny_bn, on_device):
     # Read at a time: at most a number for each pair of silos (FedAWA's inner products)
     pairs = SILOS**2
     assert all(scalars <= (samples if way == "in" else pairs) for way, scalars in second_round)
-    assert second_round["in", samples] and second_round["read", 1]
+    # GH-OFL trains nothing, so it draws no order
+    assert second_round["in", samples] or strategy == "gh-ofl"
+    assert second_round["read", 1]
     times = [Counter(way for way, _ in crossed.elements()) for crossed in crossings]
     assert times[1] == times[2]
 
@@ -192,7 +197,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@some("name", SETTINGS, lambda name: name not in RULES)
 def test_every_setting_is_there(tmp_path, name, request):
     files = random_silos(tmp_path, {"a": 9, "b": 12, "c": 8}, columns=4)
     assert_same_there(request, files, **{**DEEP, "batch_size": 4, **SETTINGS[name]})

@@ -51,7 +51,8 @@ def go(folder, kind, **changes):
     ("made", "strategy"),
     [
         *((made, "fedala") for made in ALL),
-        *(("survival", strategy) for strategy in OTHERS),
+        *(("survival", strategy) for strategy in OTHERS[::2]),
+        *(seldom("survival", strategy) for strategy in OTHERS[1::2]),
         *(seldom(made, strategy) for made in ("segmentation", "stays") for strategy in OTHERS),
     ],
 )
@@ -111,7 +112,7 @@ def start_loss(made, **changes):
     return sum(losses[name] for name in NAMES)
 
 
-@some("task", ALL, {"survival", "segmentation", "stays"}.__contains__)
+@some("task", ALL, {"survival", "stays"}.__contains__)
 def test_a_run_that_is_resumed_is_the_same(tmp_path, task):
     run = {"strategy": "apple", "local_epochs": 1}
     whole = go(tmp_path, task, **run, rounds=3)
@@ -124,7 +125,7 @@ def test_a_run_that_is_resumed_is_the_same(tmp_path, task):
     )
 
 
-@some("made", ALL, {*MADE, "stays"}.__contains__)
+@some("made", ALL, {*[*MADE][::2], "stays"}.__contains__)
 def test_summary_report_export_and_predictions(tmp_path, made):
     task, out = TASK_OF.get(made, made), tmp_path / "run"
     kind, file = task_of(task), one_file(tmp_path, made)
@@ -280,7 +281,7 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
     ("dataset", "methods"),
     [
         *((dataset, "fedavg") for dataset in BUILT_IN),
-        *(seldom(dataset, "local,fedala,apple,ditto") for dataset in BUILT_IN),
+        seldom("diabetes", "local,fedala,apple,ditto"),
     ],
 )
 def test_the_examples_of_the_documentation(tmp_path, dataset, methods):

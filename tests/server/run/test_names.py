@@ -114,7 +114,7 @@ def test_an_impostor_does_not_take_an_absent_hospitals_place(
         interrupted(
             three, tmp_path / place, watch=crash_after(2), prepare=registered(keys), **options
         )
-    again = {**options, "resume": True, "min_silos": 2, "round_timeout": 0.1, "silos": 3}
+    again = {**options, "resume": True, "min_silos": 2, "round_timeout": 1.0, "silos": 3}
     attack = registered(keys, {"x": "b"})
     attacked = federate(intruder, directory=tmp_path / "attacked", prepare=attack, **again)
     x = next(
@@ -167,7 +167,7 @@ def test_an_impostor_is_no_silo_that_is_waited_for(intruder, tmp_path):
             intruder,
             strategy="fedavg",
             rounds=1,
-            round_timeout=0.1,
+            round_timeout=1.0,
             directory=tmp_path / "run",
             prepare=registered(own_keys(*"acx"), {"x": "b"}),
         )

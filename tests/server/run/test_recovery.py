@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from damage import flip
 from flwr.app import Error, Message
+from representatives import sampled
 from resuming import Crash, crash_after
 from taken import silofl
 from tiny import comparable, federate, notes, round_of, simulated
@@ -226,7 +227,7 @@ def test_a_crash_between_two_checkpoints_after_a_damaged_one(whole, run, monkeyp
     assert rows(run) == whole
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@sampled("workers", ["1", "2"], 2)
 @pytest.mark.parametrize(
     ("file", "line"),
     [
@@ -345,6 +346,7 @@ def test_what_is_lost_stays_known_when_the_run_is_resumed(three, tmp_path):
     assert "then goes on from its state of round 1" in notes(tmp_path / "run")[0]
 
 
+@pytest.mark.exhaustive
 def test_a_silo_that_always_says_so_holds_nobody_up(three, tmp_path):
     """It gets one step back, whatever it claims; the others' numbers are those of a run in which it fails."""
 

@@ -16,11 +16,10 @@ from resuming import (
     interrupted,
     personal_models,
 )
-from tiny import METHODS, comparable, federate, one_block, round_of, same, write_silo
+from tiny import METHODS, comparable, federate, round_of, same, write_silo
 
 from partitions.common.errors import UserError
 from server.run.checkpoints import Checkpoints
-from strategies.base.state import MODEL_OF, State
 
 EACH_WAY = ("fedala", "apple", "fedavg-ft")  # a state here, the others' models there, neither
 OPTIONS = {
@@ -261,20 +260,3 @@ def test_a_cut_off_history_is_mended(three, tmp_path):
     file.write_text(file.read_text() + "fedavg,7,3,a,test,received,accu")
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
     assert comparable(resumed.rows) == comparable(whole.rows)
-
-
-@pytest.mark.parametrize("method", ["apple", "fedamp", "fedfomo", "fedapm"])
-def test_a_checkpoint_of_before_the_prefixes_is_read(three, tmp_path, method):
-    """Format 1 had silos' models under their bare names, and did not say its number."""
-    options = {**OPTIONS, "strategy": method, "rounds": 4, **one_block(method)}
-    whole = federate(three, directory=tmp_path / "whole", **options)
-    interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
-    file = tmp_path / "parts/checkpoint" / f"{method}-7" / "server.safetensors"
-    state = State.load(file)
-    assert state.numbers.pop("format") == 2
-    State(
-        {name.removeprefix(MODEL_OF): array for name, array in state.arrays.items()},
-        state.numbers,
-    ).save(file)
-    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
-    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))

@@ -143,6 +143,7 @@ def _run_until_killed(folder, key):
     run(folder, 3, prepare)
 
 
+@pytest.mark.exhaustive
 def test_over_kill_9_and_resume(tmp_path, key, capsys):
     """What was signed before is still there, what follows covers the line whose reply was lost; no log goes back."""
     process = multiprocessing.get_context("spawn").Process(

@@ -1,5 +1,5 @@
 """Hospitals whose columns stand in another order, whose labels are numbered another way, or whose names are others':
-mapped by name, bit for bit as a file in the agreed order, or left out and named. In every engine, and in `predict`.
+mapped by name, bit for bit as a file in the agreed order, or left out and named. In process, deployed, in `predict`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from partitions.common.errors import UserError
 from partitions.schema import Feature, Schema, parse_schema
 from partitions.silo_file import check_silo_file
 from strategies.base.state import State
-from strategies.base.transport.data_summary import read_agreed, reconcile
+from strategies.base.transport.data_summary import read_agreed
 from strategies.base.transport.reporting import LONGEST, read_data_summary
 
 OPTIONS: dict[str, Any] = {
@@ -386,14 +386,6 @@ def test_what_cannot_be_declared(said, reason):
     with pytest.raises(UserError) as caught:
         read_agreed(json.dumps(said))
     assert reason in str(caught.value)
-
-
-def test_a_summary_of_an_earlier_version():
-    """It has no schema, and fits whatever the others have."""
-    old = {"name": "a", "own_file": True, "shape": [3], "classes": 2, "n_train": 4}
-    new = {**old, "name": "b", "schema": '{"dtype":"float32","features":["x","y","z"]}'}
-    verdict = reconcile([old, new], {}, "", sums=False)
-    assert not verdict.left_out and verdict.data_spec.schema.names == ("x", "y", "z")
 
 
 # ---- A simulation, the model's card, and predict ------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from failing import fails
+from representatives import sampled
 from secured import SECURE, Secured, absent, close, go
 from tiny import federate, random_silos, same, settings_of
 
@@ -92,7 +93,7 @@ def test_one_group_of_nonsense_is_left_out_and_the_round_counts(nine):
         federate(nine, prepare=nonsense, **{**changes, "rounds": 3})
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedlama"])
+@sampled("method", ["fedavg", "scaffold", "fedlama"], 3)
 def test_masked_and_unmasked_bits_are_the_same(twelve, tmp_path, method):
     """Also where a group is excluded: j sends the contrary of what it should, and more."""
 
@@ -124,6 +125,7 @@ def test_masked_and_unmasked_bits_are_the_same(twelve, tmp_path, method):
     }
 
 
+@pytest.mark.exhaustive
 def test_a_group_that_lost_a_silo_counts_not_at_all(twelve, tmp_path):
     secured = Secured(tmp_path, twelve, groups=TRIPLES, robust="groups")
     secured.gone = lambda *of: of == ("e", "train", 2)
@@ -144,6 +146,7 @@ class KilledError(Exception):
     """The server ends here."""
 
 
+@pytest.mark.exhaustive
 def test_a_server_killed_once_it_has_opened_the_sums(twelve, tmp_path, monkeypatch):
     """The resume ends that round by the sums on the disk, and no silo trains in it again."""
     save = Checkpoints.save

@@ -44,7 +44,7 @@ NO_KEY = "00" * 32  # of small order: it gives a secret that everybody knows
 METHODS = ("fedavg", "scaffold", "fedper", "lg-fedavg", "fedapm", "fedlama", "player-fl")
 
 
-@some("method", METHODS, {"fedavg", "scaffold", "fedlama", "player-fl"}.__contains__)
+@some("method", METHODS, {"scaffold", "fedlama"}.__contains__)
 def test_masked_and_unmasked_bits_are_the_same(six, tmp_path, method):
     hidden = {"mlp__hidden": "4", "strategy": method}
     hidden |= {"player-fl.combine": "mean"} if method == "player-fl" else {}
@@ -77,10 +77,10 @@ def test_what_leaves_is_masked(six, tmp_path):
     "kind, on_the_way, missed",
     [
         ("train", "gone", {2}),
-        ("train", "lost", {2}),
-        (UNMASK, "gone", set[int]()),
+        seldom("train", "lost", {2}),
+        seldom(UNMASK, "gone", set[int]()),
         (UNMASK, "lost", set[int]()),
-        (KEYS, "gone", {1}),
+        seldom(KEYS, "gone", {1}),
         seldom(KEYS, "lost", {1}),
         seldom(START, "gone", {1}),
         (START, "lost", {1}),
@@ -118,7 +118,7 @@ def test_a_silo_that_stays_away(six, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind, times, attempts", [("train", 1, 2), (UNMASK, 3, 2), (UNMASK, 2, 1)]
+    "kind, times, attempts", [("train", 1, 2), (UNMASK, 3, 2), seldom(UNMASK, 2, 1)]
 )
 def test_a_round_is_repeated_over_all(six, tmp_path, kind, times, attempts):
     """Two of six are too many to be gone: with new keys the round is done once more, and once only.
@@ -276,6 +276,7 @@ def test_a_server_killed_before_it_has_opened_a_sum(tmp_path, gone, monkeypatch)
     assert masked.values("secure_silos") == [9, 8 - gone]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "owner, step, call, done",
     [(SecureRounds, "_write", 4, True), (Checkpoints, "save", 2, False)],
@@ -339,12 +340,11 @@ def spoil(kind, key, value, silos="f"):
         (KEYS, "statement", "nonsense", "its keys are invalid: it is no statement", {1}),
         (START, "sealed", lambda found: found[:-1], "its shares are not those", {1}),
         ("train", "sealed", 5, "f does not answer train: its record: sealed = 5", set[int]()),
-        (START, "sealed", lambda found: [one + bytes(1) for one in found], "its record: sealed", {1}),
+        seldom(START, "sealed", lambda found: [one + bytes(1) for one in found], "its record: sealed", {1}),
         (UNMASK, "shares", lambda shares: [bytes(66)] * len(shares), "f is at fault: its share of ", set[int]()),
-        (UNMASK, "shares", "none", "", set[int]()),
+        seldom(UNMASK, "shares", "none", "", set[int]()),
         seldom(KEYS, "statement", 7, "f does not answer query.secure_keys: its record: statement = 7", {1}),
         seldom(START, "statement", str.upper, "its keys are invalid: it is no statement", {1}),
-        seldom(START, "sealed", lambda found: found[::-1], "its shares are not those", {1}),
         seldom(START, "sealed", [b""], "f does not answer query.secure_start: its record: sealed.1", {1}),
         seldom(UNMASK, "shares", [1, 2], "", set[int]()),
     ],
@@ -368,8 +368,8 @@ def test_a_silo_that_sends_nonsense_does_not_stop_the_others(
     [
         (KEYS, "seal", NO_KEY, {1}),
         (KEYS, "group", "a", {1, 2}),
-        (KEYS, "slot", "1.1.2", {1}),
-        (START, "mask", NO_KEY, {1}),
+        seldom(KEYS, "slot", "1.1.2", {1}),
+        seldom(START, "mask", NO_KEY, {1}),
         (START, "secret", "", {1}),
     ],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, Message
+from representatives import sampled
 from tiny import comparable, forget_models, simulated
 
 import client.app
@@ -58,7 +59,7 @@ def counts(monkeypatch):
     return done
 
 
-@pytest.mark.parametrize("strategy", METHODS)
+@sampled("strategy", METHODS, 3)
 def test_everything_is_read_and_built_once(counts, strategy):
     """Over four rounds, a closing exchange and six silos; and between silos of one process nothing is serialised."""
     simulated(strategy=strategy, rounds=4)
@@ -193,7 +194,7 @@ class Alive:
 
 
 @pytest.mark.parametrize("evaluate_every", [1, 0])
-@pytest.mark.parametrize("strategy", METHODS)
+@sampled("strategy", METHODS, 3)
 def test_memory_does_not_grow_with_the_rounds(strategy, evaluate_every):
     """As many objects after round 7 as after round 4. Only APPLE's history grows, by N numbers a round in each silo."""
     alive = Alive()
