@@ -77,7 +77,8 @@ def accountant() -> str:
 EPSILONS = (0.0, 8.0, 3.0, 1.0)  # 0: without differential privacy
 HOSPITALS, ROUNDS = 3, 20
 SIZES = (100, 1000, 5000)  # training samples of each hospital
-METHODS = ("local", "fedavg", "fedper", "apple", "ditto")
+METHODS = ("local", "fedavg", "fedper", "apple", "ditto", "gh-ofl")
+ONE_MESSAGE = {"rounds": 1, "evaluate-every": 1, "gh-ofl.shrink": 0.3}
 DATASETS = ("mnist", "fashion-mnist")
 
 
@@ -137,7 +138,7 @@ def counts() -> str:
 
 
 def accuracy(datasets: Sequence[str]) -> str:
-    """Return the mean test accuracy of three hospitals after 20 rounds, by their size and by epsilon."""
+    """Return the mean test accuracy of three hospitals after 20 rounds (`gh-ofl`: one), by size and epsilon."""
     from benchmarks.common import table
 
     lines = []
@@ -214,6 +215,7 @@ def final(dataset: str, size: int, method: str, epsilon: float) -> str:
         "learning-rate": 0.1,
         "dp.clip-norm": 4.0,
         "normalization": "none",
+        **(ONE_MESSAGE if method == "gh-ofl" else {}),
         **private(epsilon),
     }
     try:
@@ -221,7 +223,8 @@ def final(dataset: str, size: int, method: str, epsilon: float) -> str:
     except (UserError, DataError):
         return "too few samples"
     reports = loop.settings.strategy.info.reports
-    last = ROUNDS + 1 if reports == "received" else ROUNDS
+    rounds = loop.settings.common.rounds
+    last = rounds + 1 if reports == "received" else rounds
     scores = [
         row.value
         for row in loop.history.rows
@@ -229,16 +232,6 @@ def final(dataset: str, size: int, method: str, epsilon: float) -> str:
         == (last, "test", reports, "accuracy")
     ]
     return f"{100 * sum(scores) / len(scores):.1f}"
-
-
-PARTS: dict[str, Callable[[], str]] = {
-    "accountant": accountant,
-    "step": lambda: step(),
-    "canaries": lambda: "\n".join(import_module("benchmarks.dp_audit").lines(1000, 100, 2)),
-    "attacks": attacks,
-    "counts": counts,
-    "accuracy": lambda: accuracy(DATASETS),
-}
 
 
 def step() -> str:
@@ -253,12 +246,22 @@ def step() -> str:
     )
 
 
+PARTS: dict[str, Callable[[], str]] = {
+    "accountant": accountant,
+    "step": step,
+    "canaries": lambda: "\n".join(import_module("benchmarks.dp_audit").lines(1000, 100, 2)),
+    "attacks": attacks,
+    "counts": counts,
+    "accuracy": lambda: accuracy(DATASETS),
+}
+
+
 def audit(parts: Sequence[str]) -> str:
     """Return all evidence, or these parts of it, each under its name."""
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise SystemExit(
-            f"python -m benchmarks.dp audit: {unknown[0]} is none of {', '.join(PARTS)}"
+            f"python -m benchmarks.dp: {unknown[0]!r} is none of audit, {', '.join(PARTS)}"
         )
     texts = []
     for part in parts or PARTS:
@@ -270,13 +273,9 @@ def audit(parts: Sequence[str]) -> str:
 def measure(arguments: Sequence[str]) -> str:
     """Return the result for the command line's arguments. Raises SystemExit for invalid ones."""
     what, *rest = arguments or [""]
-    if what == "audit":
-        return audit(rest)
-    if what == "accuracy":
-        return accuracy(rest or DATASETS)
-    if what not in PARTS or rest:
-        raise SystemExit(f"python -m benchmarks.dp audit|{'|'.join(PARTS)}: one of these")
-    return PARTS[what]()
+    if what == "accuracy" and rest:
+        return accuracy(rest)
+    return audit(rest if what == "audit" else [what])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from torch import nn
 
 from benchmarks.common import table
 from benchmarks.round_trip import homes
-from client.protocol.launch import template_pid
 from models.shapes import Shape
 from partitions.npz import write_npz
 from server.deploy import local, processes, submit
@@ -37,11 +36,12 @@ EVERY_SECONDS = 0.02
 SHORT = 3e9  # bytes that stay free: below, the federation is ended
 NETWORKS = {"resnet50": "resnet50", "bert": "benchmarks.held:bert"}
 WORDS = 30522  # of BERT's vocabulary
+APP = "site.runtime.template"
 ROLES = {
     "server.deploy.superlink": "SuperLink",
     "flwr-serverapp": "ServerApp",
     "site.runtime.supernode": "SuperNode",
-    "site.runtime.template": "app",
+    APP: "app",
 }
 
 
@@ -114,7 +114,10 @@ class Watch:
 
     def _watch(self) -> None:
         roles, looked = dict[int, str](), 0.0
-        template = template_pid(self.directory / "warm.sock")
+        # The template process, and the apps of earlier runs, which stay for a while
+        before = {
+            process.pid for process in processes.find(self.directory) if APP in process.command
+        }
         while not self.over.wait(EVERY_SECONDS):
             if time.monotonic() - looked > 0.5:
                 looked = time.monotonic()
@@ -122,7 +125,7 @@ class Watch:
                     process.pid: role
                     for process in processes.find(self.directory)
                     for text, role in ROLES.items()
-                    if text in process.command and process.pid != template
+                    if text in process.command and process.pid not in before
                 }
                 if available() < SHORT:
                     print("memory is short: the federation is ended", flush=True)

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import table
-from server.results.history import History, Row
+from server.results.history import History, Row, history_file
 from server.results.summary import values_by_round
 
 Runs = Mapping[str, Mapping[int, list[Row]]]  # method -> seed -> rows
@@ -38,7 +38,7 @@ def read_runs(folders: Sequence[Path]) -> Runs:
     """Read the rows of all runs. Raises ValueError for a folder without a history, or a repeated method and seed."""
     runs: dict[str, dict[int, list[Row]]] = defaultdict(dict)
     for folder in folders:
-        if not (folder / "history.csv").is_file():
+        if not history_file(folder / "history.csv").is_file():
             raise ValueError(f"{folder} has no history.csv: name run directories of silofl")
         rows = History(folder / "history.csv").rows
         for method, seed in dict.fromkeys((r.strategy, r.seed) for r in rows):

@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 import optuna
 
 from benchmarks.common import whole_run
+from models.networks.trees import check_task
+from models.tasks import task_of
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.files import append, hold_lock
-from partitions.datasets.registry import load_dataset
+from partitions.datasets.registry import DATASETS, load_dataset
 from server.results.summary import values_by_round
 from server.tuning.search import ETA, budgets, seed_of
 from server.tuning.space import Space, read_space
@@ -64,6 +66,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 BOOSTED = "-trees"  # the end of a row's name, of a method that trains both
 RATES = (0.01, 0.5)
+# What they are multiplied by, where with more a hospital's training diverges
+STABLE = {("rand-visits", LINEAR): 0.01}
 SETS = {
     "azpro": 16,
     "rand-health": 6,
@@ -79,6 +83,7 @@ SETS = {
     "bmt": 4,
 }
 COHORTS = [*SETS][:6]
+TWICE = "rand-health"  # its persons are those of rand-visits
 CONTROL = "medpar"  # deaths of patients whose features say little: there is nothing to gain
 
 
@@ -88,6 +93,10 @@ class Contrast(NamedTuple):
     method: str
     baseline: str
     family: str  # the hypotheses of a family share the 5 % (Holm)
+
+    def cells(self, dataset: str, network: str) -> CellGroup:
+        """Return the method's cells; trees have no network."""
+        return CellGroup(dataset, network_of(self.method, network), 0, self.method)
 
 
 CONTRASTS = (
@@ -131,15 +140,18 @@ class CellGroup(NamedTuple):
     def why_refused(self, form: Form) -> str:
         """Return why the method does not take these settings; empty: it does."""
         try:
-            parse_settings(self.settings(form, 0, 0, form.rounds))
+            run = parse_settings(self.settings(form, 0, 0, form.rounds))
+            data = DATASETS[self.dataset]
+            check_task(run.common.model, task_of(data.task), data.classes)
         except UserError as error:
             return str(error)
         return ""
 
     @property
-    def times(self) -> int:
+    def times(self) -> float:
         """What the method's learning rates are multiplied by."""
-        return SETS[self.dataset] if strategies()[self.strategy].rate_times_silos else 1
+        times = SETS[self.dataset] if strategies()[self.strategy].rate_times_silos else 1
+        return times * STABLE.get((self.dataset, self.network), 1)
 
     @property
     def space(self) -> Space:
@@ -211,7 +223,7 @@ def execute_trial(
     """Execute one run, and return its line: the round, and each hospital's patients, loss and score; or why none."""
     values = cells.values(*repeat, trial)
     line: dict[str, Any] = {"seed": repeat[0], "fold": repeat[1], "trial": trial}
-    line |= {"rounds": rounds, "values": values, "validation": None}
+    line |= {"rounds": rounds, "settings": values, "validation": None}
     try:
         loop = whole_run({**cells.settings(form, *repeat, rounds), **values})
         run = loop.finish_run()
@@ -224,10 +236,16 @@ def execute_trial(
         # By its own rounds: without an event there is a loss (0), and no C-index
         return values_by_round(rows, split, reports, metric)
 
-    validated = {n: statistics.fmean(v.values()) for n, v in by_round("val", "loss").items()}
+    # A hospital that is left out from the first round on, for its training diverges, has no loss
+    validating = {name for name, of in run.silos.items() if of["n_val"]}
+    validated = {
+        n: statistics.fmean(losses.values())
+        for n, losses in by_round("val", "loss").items()
+        if losses.keys() >= validating
+    }
     finite = {n: mean for n, mean in validated.items() if math.isfinite(mean)}
     if not finite:
-        return {**line, "why": "no finite loss on validation data"}
+        return {**line, "why": "no finite loss on the validation data of all hospitals"}
     chosen = min(finite, key=lambda n: (finite[n], n))
     losses, scores = (by_round("test", metric).get(chosen, {}) for metric in ("loss", score))
     silos = {
@@ -267,14 +285,14 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 def missing_trials(
     cells: CellGroup, lines: Sequence[dict[str, Any]], form: Form, repeat: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """Return the trials of a cell that are to be run next, with their rounds; none: the cell is finished."""
-    going = [*range(form.trials)]
+    """Return the trials of a cell that are to be run next, with their rounds; none: the cell is finished.
+
+    Of a published cell there is only the chosen trial.
+    """
+    mine = [line for line in lines if (line["seed"], line["fold"]) == repeat]
+    going = [] if any("published" in line for line in mine) else [*range(form.trials)]
     for rounds in cells.rungs(form):
-        ended = {
-            line["trial"]: line["validation"]
-            for line in lines
-            if (line["seed"], line["fold"], line["rounds"]) == (*repeat, rounds)
-        }
+        ended = {line["trial"]: line["validation"] for line in mine if line["rounds"] == rounds}
         if missing := [(trial, rounds) for trial in going if trial not in ended]:
             return missing
         scored = sorted((ended[t], t) for t in going if ended[t] is not None)

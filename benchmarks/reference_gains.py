@@ -82,9 +82,9 @@ def crossed_mean(gains: Array) -> Estimate:
     return Estimate(mean, math.sqrt(total), freedom, hospitals)
 
 
-def over_cohorts(cohorts: Sequence[Estimate]) -> PooledGain | None:
+def over_cohorts(cohorts: Sequence[Estimate | None]) -> PooledGain | None:
     """Return the random-effects mean of at least three cohorts' gains; None for fewer."""
-    known = [c for c in cohorts if c.error > 0]
+    known = [c for c in cohorts if c and c.error > 0]
     count = len(known)
     if count < 3:
         return None
@@ -116,14 +116,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def false_discovery(p_values: Sequence[float]) -> list[float]:
-    """Return Benjamini and Hochberg's adjusted p values (JRSS B 1995)."""
-    return stats.false_discovery_control(p_values).tolist() if len(p_values) else []
-
-
 def conclusion(estimate: Estimate, adjusted: float, margin: float) -> str:
-    """Return ``gain`` or ``loss``, ``small`` where the 95 % interval is within the margin; else whether it is there."""
+    """Return ``gain`` or ``harm``, ``small`` where the 95 % interval is within the margin; else whether it is there."""
     is_small = max(map(abs, estimate.interval)) < margin
     if adjusted < ALPHA:
-        return ("small " if is_small else "") + ("gain" if estimate.mean > 0 else "loss")
+        return ("small " if is_small else "") + ("gain" if estimate.mean > 0 else "harm")
     return "equivalent" if is_small else "inconclusive"

@@ -46,6 +46,7 @@ from flwr.app import Context, Message, MessageType
 from torch import Tensor
 
 from benchmarks.common import table, whole_run
+from benchmarks.reference_cells import COHORTS, CONTROL, SETS
 from client import local_data
 from client.app import app as client_app
 from models.initialisation import flat_model
@@ -471,8 +472,7 @@ def cost(seeds: Sequence[str]) -> None:
 # Measures of honest silos
 
 
-CENTRES = {"azpro": 16, "rand-visits": 6, "rand-health": 6, "immunisation": 38, "medpar": 30}
-CENTRES |= {"covid-testing": 10, "tcga-brca": 6, "heart-disease": 4}
+CENTRES = {name: SETS[name] for name in (*COHORTS, CONTROL)} | {"heart-disease": 4}
 
 
 def honest_rounds(dataset: str, seeds: Iterable[int], **changes: Any) -> tuple[int, int, int]:

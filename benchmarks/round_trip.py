@@ -190,7 +190,7 @@ def plain(silos: int, rounds: int, network: str) -> list[float]:
     """Return the seconds of the plain app's rounds after the first, under Flower's own commands."""
     with homes() as folder, ExitStack() as stack:
         stack.callback(lambda: processes.end(processes.find(folder), grace=5.0))
-        fleet, control, *ports = free_ports(silos + 2)
+        link, *ports = free_ports(silos + 1)  # Fleet and Control API share a port
         # Not `environment()`: the SuperExec's poll interval is part of the comparison.
         inherited = {
             **os.environ,
@@ -208,10 +208,8 @@ def plain(silos: int, rounds: int, network: str) -> list[float]:
             "superlink",
             "flower-superlink",
             "--insecure",
-            "--fleet-api-address",
-            f"127.0.0.1:{fleet}",
             "--port",
-            str(control),
+            str(link),
             "--disable-runtime-dependency-installation",
         )
         for port in ports:
@@ -220,7 +218,7 @@ def plain(silos: int, rounds: int, network: str) -> list[float]:
                 "flower-supernode",
                 "--insecure",
                 "--superlink",
-                f"127.0.0.1:{fleet}",
+                f"127.0.0.1:{link}",
                 "--port",
                 str(port),
             )
@@ -230,7 +228,7 @@ def plain(silos: int, rounds: int, network: str) -> list[float]:
         (app / "plain.py").write_text(PLAIN_APP)
         flower = Path(inherited["FLWR_HOME"])
         flower.mkdir(exist_ok=True)
-        connection = f'[superlink.plain]\naddress = "127.0.0.1:{control}"\ninsecure = true\n'
+        connection = f'[superlink.plain]\naddress = "127.0.0.1:{link}"\ninsecure = true\n'
         (flower / "config.toml").write_text(connection)
         config = (
             f'rounds={rounds} silos={silos} parameters={PARAMETERS[network]} times="{times}"'

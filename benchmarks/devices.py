@@ -1,0 +1,86 @@
+"""A silo's training on several devices: seconds of a step by one process, and by one for each device.
+
+    python -m benchmarks.devices [cpu,cpu]
+
+``resnet18`` on pictures of 64x64, batch 64, one thread a process; the two turn by turn, the medians. On a machine with
+other work the processor's time of a process tells more than the clock.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from models.flat import Passes
+from models.initialisation import flat_model
+from models.networks.blocks import StemSettings
+from models.optimizers import Sgd
+from models.parallel.group import Group, join_group
+from models.training import loss_gradient
+
+BATCH, SIDE, CLASSES, STEPS, TURNS = 64, 64, 10, 3, 3
+
+
+Seconds = list[tuple[float, float]]  # by the clock, and of the processor
+
+
+def seconds_of(device: str, group: Group | None) -> Seconds:
+    """Return the seconds of each step, after one that is not measured."""
+    options = StemSettings()
+    model = flat_model("resnet18", (3, SIDE, SIDE), CLASSES, options, device)
+    model.compute(Passes(group=group))
+    optimizer, took = Sgd(0.01), Seconds()
+    torch.manual_seed(1)
+    x = torch.randn(BATCH, 3, SIDE, SIDE).to(device)
+    y = torch.randint(CLASSES, (BATCH,)).to(device)
+    for _ in range(1 + STEPS):
+        started = time.perf_counter(), time.process_time()
+        loss_gradient(model, x, y, cross_entropy)
+        optimizer.step(model.vector, model.gradient)
+        float(model.vector[0])
+        took.append((time.perf_counter() - started[0], time.process_time() - started[1]))
+    return took[1:]
+
+
+def run_rank(rank: int, devices: tuple[str, ...], folder: str) -> None:
+    """Measure as one of several processes; the first alone in turns."""
+    torch.set_num_threads(1)
+    group = join_group(rank, folder, devices)
+    alone, together = Seconds(), Seconds()
+    for _ in range(TURNS):
+        if not rank:
+            alone += seconds_of(devices[0], None)
+        group.check_equal(torch.zeros(1, device=devices[rank]))
+        together += seconds_of(devices[rank], group)
+    if not rank:
+        lines = []
+        for place, what in enumerate(("clock", "processor")):
+            a, b = (median(seconds[place] for seconds in of) for of in (alone, together))
+            lines.append(
+                f"{what}: one process {a:.3f} s a step, {len(devices)} {b:.3f} s: {a / b:.2f}"
+            )
+        Path(folder, "lines").write_text("\n".join(lines))
+
+
+def main() -> None:
+    devices = tuple((sys.argv[1:] or ["cpu,cpu"])[0].split(","))
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [(rank, devices, folder) for rank in range(len(devices))]
+        processes = [spawn.Process(target=run_rank, args=words) for words in arguments]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        print(Path(folder, "lines").read_text())
+
+
+if __name__ == "__main__":
+    main()
