@@ -79,10 +79,12 @@ picture: install
 bench: install
 	$(BIN)/python -m benchmarks.engine floor methods --repeats 5
 
-# The reference table of docs/reference-table.md, in two processes; the same command goes on with it. FORM=short: 90 minutes.
+# The reference table of docs/reference-table.md, in two processes; the same command goes on with it. The short form goes
+# on from the published cells; TABLE_FROM= starts anew.
 FORM ?= long
 TABLE ?= runs/reference-table-$(FORM)
-REFERENCE := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.reference --out $(TABLE) --form $(FORM)
+TABLE_FROM ?= $(if $(filter short,$(FORM)),--from docs)
+REFERENCE := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.reference --out $(TABLE) --form $(FORM) $(TABLE_FROM)
 table: install
 	$(REFERENCE) & $(REFERENCE); wait
 	$(REFERENCE) --page docs

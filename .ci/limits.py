@@ -34,10 +34,16 @@ TAGS = re.compile(
 # all else together, which leaves a new feature room. They are lowered as code goes, and raised only in a commit that
 # says why.
 MOST_METHOD_TOKENS = 2_500
-MOST_TOKENS = {PACKAGES: 458_000, ("tests",): 665_000}
-# Words of all documents together, as `wc -w` counts them, with 2 % of room. Cells of a table go into docs/tables/*.csv.
-MOST_WORDS = 80_000
+MOST_TOKENS = {PACKAGES: 458_000, ("tests",): 675_000}
+# Words of all documents together, as `wc -w` counts them, without what `make settings` writes: 80,000 with its 6,600,
+# which grow with each method and setting. Cells of a table go into docs/tables/*.csv.
+MOST_WORDS = 73_400
 DOCUMENTS = ("*.md", "benchmarks/*.md", "docs/**/*.md")
+WRITTEN = re.compile(
+    r"<!-- made by `make settings`: begin -->.*?<!-- made by `make settings`: end -->",
+    re.DOTALL,
+)
+WRITTEN_PAGE = "docs/settings.md"
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENDMARKER, tokenize.ENCODING),
@@ -91,8 +97,12 @@ def sizes() -> Iterator[str]:
 
 def documents() -> Iterator[str]:
     """Whether the documents have more words than :data:`MOST_WORDS`."""
-    pages = sorted(path for pattern in DOCUMENTS for path in ROOT.glob(pattern))
-    count = sum(len(path.read_text(encoding="utf-8").split()) for path in pages)
+    pages = {path for pattern in DOCUMENTS for path in ROOT.glob(pattern)} - {
+        ROOT / WRITTEN_PAGE
+    }
+    count = sum(
+        len(WRITTEN.sub("", path.read_text(encoding="utf-8")).split()) for path in pages
+    )
     if count > MOST_WORDS:
         advice = "remove what no longer decides anything, or say in a commit why MOST_WORDS in .ci/limits.py is raised"
         yield f"documents: {count} words; at most {MOST_WORDS}: {advice}"

@@ -50,6 +50,8 @@ def main(command: list[str]) -> int:
         subprocess.Popen([sys.executable, "-P", __file__, "registrar"])
         # With SILOFL_SHARED of this image: the run directories are the host's user's to tidy up
         os.umask(0)
+        # A server app's modules are compiled for the first run alone
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     elif command[:1] == ["registrar"]:
         from server.deploy.control import Connection
         from server.deploy.registrar import keep_registrations

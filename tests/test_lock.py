@@ -154,6 +154,7 @@ def installed(folder, wheels, lock):
     )
 
 
+@pytest.mark.exhaustive
 def test_what_has_the_sum_is_installed_and_what_has_not_is_refused(wheels, tmp_path):
     wheel = wheels / "probe-1.0-py3-none-any.whl"
     right = hashlib.sha256(wheel.read_bytes()).hexdigest()

@@ -27,6 +27,7 @@ def build(kind, source, out):
     return out / made.stdout.split()[-1]
 
 
+@pytest.mark.exhaustive
 def test_silofl_is_imported_and_run_above_a_clone(tmp_path):
     """A clone's folder has the module's name, and Python looks into the folder that it is started in first."""
     (tmp_path / "silofl").mkdir()
@@ -99,6 +100,17 @@ def test_the_wheel_is_this_version_and_holds_the_code(environment, tmp_path):
     code = "import server, importlib.metadata as m; print(server.__file__, m.version('silofl'))"
     place, version = run(environment, ["python", "-c", code], tmp_path).split()
     assert Path(place).is_relative_to(environment) and version == VERSION
+    packages = ("client", "models", "partitions", "server", "strategies")
+    tables = [
+        path.relative_to(ROOT)
+        for package in packages
+        for path in (ROOT / package).rglob("*.*")
+        if path.suffix in (".json", ".toml", ".html", ".txt", ".j2")
+    ]
+    site = Path(place).parents[1]
+    assert (
+        len(tables) > 30 and [str(name) for name in tables if not (site / name).is_file()] == []
+    )
 
 
 # `make release` runs it, too

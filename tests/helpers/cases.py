@@ -19,6 +19,7 @@ TABLE = 3 * (K + 1)  # C (K + 1): prototypes of three classes
 VALVE = BODY + 3 * K + 2 * K * K + 6 * K  # GPFL: body, embeddings, valve
 PAC = FULL + TABLE + 3 * K  # FedPAC: the model, prototypes, statistics
 GAUSSIAN = BODY + 3 * K + K * (K + 1) // 2  # pFedFDA: body, means, covariance
+POOLED = TABLE + K * (K + 1) // 2  # GH-OFL: shares and sums of classes, products
 SIMPLEX = BODY + 2 * 3 * K + 3  # Floco: body, two corners, bias
 ENSEMBLE, NEW_TREES = 60 * 3 * 4, 2 * 3 * 4  # of three classes, two iterations a round
 # Scalars per silo in round 1, 2, ... (the last number holds for every later one); where they are drawn, of each silo.
@@ -62,6 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "apple, budget": case(
         "apple", down=(3 * FULL, FULL), dr_learning_rate=0.1, max_downloads=1
     ),
+    "condistfl": case("condistfl"),  # FedAvg but for outlines that a silo lacks
     "ditto": case("ditto", lambda_=0.5),
     "diversifed": case("diversifed", **LATER),
     "fedadmm": case("fedadmm", rho=0.2, eta=0.8),
@@ -97,6 +99,8 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "feddyn": case("feddyn", alpha=0.2),
     "feddyn, as its code": case("feddyn", alpha=0.2, weights="samples", clip=0.5),
     "fedem": case("fedem", **TWO, components=2),
+    # fc1's A, B and R of rank 2, fc2: R is not sent
+    "fedex-lora": case("fedex-lora", (41, 41), (29, 29), lora_rank=2),
     "fedfomo": case("fedfomo", down=(0, 2 * FULL)),
     "fedfomo, budget": case("fedfomo", **LATER, max_downloads=1, epsilon=0.5),
     "fedgh": case("fedgh", (HEAD, HEAD), (TABLE, TABLE), server_passes=2, server_batch_size=4),
@@ -111,6 +115,8 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
         unit="tensor",
     ),
     "fedlc": case("fedlc", tau=1.0),
+    # FedAvg but for findings that a silo lacks; of classes the means are zeros
+    "fedmlp": case("fedmlp", up=(FULL + 2 * TABLE,)),
     "fednova": case("fednova"),
     "fedntd": case("fedntd", temperature=2.0),
     "fedpac": case("fedpac", (FULL, FULL + TABLE), (PAC, PAC), head_epochs=2),
@@ -150,6 +156,9 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "fedyogi": case("fedyogi"),
     # Two corners and the bias; a silo's point from round 2 on
     "floco": case("floco", (SIMPLEX, SIMPLEX + 2), (SIMPLEX, SIMPLEX), corners=2, tau=1),
+    "gh-ofl": case("gh-ofl", (0, HEAD), (POOLED, POOLED)),
+    "gh-ofl, nb": case("gh-ofl", (0, 27), (27, 27), head="nb"),
+    "gh-ofl, qda": case("gh-ofl", (0, 63), (45, 45), head="qda"),
     "gpfl": case("gpfl", (VALVE, VALVE), (VALVE, VALVE)),
     "gpfl, own contexts": case("gpfl", (VALVE, VALVE), (VALVE, VALVE), contexts="own"),
     "heurfedamp": case("heurfedamp", **LATER, sigma=3.0),

@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -162,17 +163,22 @@ def over_a_line(folder: Path, **given: float) -> Iterator[CutLine]:
 
 
 class SmallDisk:
-    """A disk of some megabytes that can be full."""
+    """A disk of some megabytes that can be full, in place of a folder, whose files it has."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.filler = path, path / "filler"
         path.mkdir(parents=True, exist_ok=True)
         mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
-        if (
-            os.geteuid() != 0
-            or subprocess.run(mount, check=False, capture_output=True).returncode
-        ):
+        if os.geteuid() != 0 or self._run_with_files(mount):
             pytest.skip("nobody but root makes a disk")
+
+    def _run_with_files(self, command: list[str]) -> int:
+        """Return the exit code of a command after which the folder has the same files."""
+        with tempfile.TemporaryDirectory() as kept:
+            shutil.copytree(self.path, kept, dirs_exist_ok=True)
+            code = subprocess.run(command, check=False, capture_output=True).returncode
+            shutil.copytree(kept, self.path, dirs_exist_ok=True)
+        return code
 
     def fill(self) -> None:
         with contextlib.suppress(OSError), self.filler.open("wb", buffering=0) as file:
@@ -183,7 +189,7 @@ class SmallDisk:
         self.filler.unlink()
 
     def remove(self) -> None:
-        subprocess.run(["umount", "-l", str(self.path)], check=True)
+        assert self._run_with_files(["umount", "-l", str(self.path)]) == 0
 
 
 class SetClock:

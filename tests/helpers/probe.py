@@ -33,7 +33,7 @@ SERVER = """
                 raise RuntimeError(f"a silo failed: {reply.error.reason}")
         names = sorted(reply.content["answer"]["name"] for reply in replies)
         event = {"event": "round", "strategy": "probe", "seed": 1, "round": 1, "rounds": 1, "silos": len(replies),
-                 "accuracy": 0.5, "seconds": 1.0, "bytes": 2000000, "names": names}
+                 "score": "accuracy", "accuracy": 0.5, "seconds": 1.0, "bytes": 2000000, "names": names}
         with (out / "progress.jsonl").open("a") as file:
             file.write(json.dumps(event) + "\\n")
 """

@@ -14,6 +14,8 @@ from pydicom.dataset import FileMetaDataset
 from pydicom.sequence import Sequence
 from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
 
+from partitions.importing.readers.reader import SampleSource
+
 # What must not be found anywhere. Each holds a mark of its own, and every file below has all of them.
 NAMED = {
     "PatientName": "Zarathustra^Wilhelmine^^Dr.",
@@ -40,6 +42,11 @@ NAMED = {
 }
 PREFIX = "1.2.826.0.1.3680043.8.498."
 PRIVATE = "private Zarathustra 19310417"
+
+
+def sample_at(path: Path, part: int | None = None, where: str = "here") -> SampleSource:
+    """A scan's file as a sample."""
+    return SampleSource(where, (), "", "", path, part=part)
 
 
 def write_dicom(

@@ -13,7 +13,7 @@ from flwr.app import Context, Error, Message
 from secure_ring import summing
 from tiny import Files, Run, TinyGrid, federate, seen
 
-from client.flower.contents import array_sums, config_of
+from client.flower.messages import array_sums, config_of
 from client.protocol.envelope import fingerprint, public_pem
 from client.protocol.keys import new_key, write_key
 from client.protocol.parsed import SiteError

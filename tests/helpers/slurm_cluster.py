@@ -1,7 +1,7 @@
-"""A Slurm of one node with one GPU, in namespaces of its own: python slurm_cluster.py SCENARIO FOLDER.
+"""A Slurm of two nodes with a GPU each, on this machine, in namespaces: python slurm_cluster.py SCENARIO FOLDER.
 
-`inside` starts it there: when its first process ends, the kernel ends all others, Slurm's too. The GPU is /dev/null,
-and every job runs in `unshare -n`. The partition `high` preempts jobs of `low`.
+`inside` starts it there: when its first process ends, the kernel ends all others, Slurm's too. A GPU is /dev/null, and
+every job runs in `unshare -n`. The partition `high` preempts jobs of `low`, on the first node; `both` has two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from debian import libraries, unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
-ADDRESS, NODE = "192.0.2.5", "node1"
+ADDRESS, NODE, SECOND = "192.0.2.5", "node1", "node2"
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={node}({address})
@@ -25,11 +25,11 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.sock,cred_expire=5
 SlurmUser=root
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 StateSaveLocation={folder}
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir=/mnt/%n
 PluginDir={plugins}
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -42,8 +42,10 @@ KillWait=2
 MailProg=/bin/true
 GresTypes=gpu
 NodeName={node} NodeAddr={address} CPUs=1 Gres=gpu:1
+NodeName={second} NodeHostname={node} NodeAddr={address} Port=16818 CPUs=1 Gres=gpu:1
 PartitionName=low Nodes={node} PriorityTier=1
 PartitionName=high Nodes={node} PriorityTier=9
+PartitionName=both Nodes={node},{second}
 """
 # The job's process has no network, not even a loopback interface that is up; MARKS is for the app of `supernode.py`
 SBATCH = """\
@@ -62,7 +64,17 @@ def inside(scenario: str, folder: Path) -> str:
     unpacked()
     if not (shutil.which("unshare") and shutil.which("ip")):
         pytest.skip("needs unshare and ip")
-    command = ["unshare", "-n", "-u", "-m", "-p", "-f", "--mount-proc", sys.executable]
+    command = [
+        "unshare",
+        "-n",
+        "-u",
+        "-m",
+        "-p",
+        "-f",
+        "--kill-child",
+        "--mount-proc",
+        sys.executable,
+    ]
     path = f"{ROOT}:{ROOT / 'tests/helpers'}"
     done = subprocess.run(
         [*command, __file__, scenario, str(folder)],
@@ -70,7 +82,7 @@ def inside(scenario: str, folder: Path) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=570,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
@@ -89,9 +101,11 @@ def start(folder: Path) -> None:
     (folder / "key").write_bytes(os.urandom(1024))
     (folder / "key").chmod(0o600)
     text = CONFIGURATION.format(
-        folder=folder, plugins=library / "slurm-wlm", node=NODE, address=ADDRESS
+        folder=folder, plugins=library / "slurm-wlm", node=NODE, second=SECOND, address=ADDRESS
     )
     (folder / "slurm.conf").write_text(text)
+    # Sockets lie there, whose paths have 108 bytes at most
+    subprocess.run(["mount", "-t", "tmpfs", "none", "/mnt"], check=True)
     (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")
     sbatch = SBATCH.format(folder=folder, sbatch=root / "usr/bin/sbatch")
     for name, script in (("sbatch", sbatch), ("alone", ALONE)):
@@ -103,17 +117,16 @@ def start(folder: Path) -> None:
     named = ("key-file", "socket", "pid-file", "log-file", "seed-file")
     munge = [f"--{name}={folder}/munge.{name[:4]}" for name in named]
     munge[0], munge[1] = f"--key-file={folder}/key", f"--socket={folder}/munge.sock"
-    daemons = {
-        "munged": (root / "usr/sbin/munged", ["--force", *munge]),
+    step = str(root / "usr/sbin/slurmstepd-wlm")
+    daemons = [
+        ("munged", "munged", ["--force", *munge]),
         # Under another name it does not take its nodes' GPUs
-        "slurmctld": (root / "usr/sbin/slurmctld-wlm", []),
-        "slurmd": (
-            root / "usr/sbin/slurmd-wlm",
-            ["-N", NODE, "-d", str(root / "usr/sbin/slurmstepd-wlm")],
-        ),
-    }
-    for name, (path, options) in daemons.items():
-        subprocess.run([name, *options], executable=path, check=True, stdout=sys.stderr)
+        ("slurmctld", "slurmctld-wlm", []),
+        *(("slurmd", "slurmd-wlm", ["-N", name, "-d", step]) for name in (NODE, SECOND)),
+    ]
+    for name, file, options in daemons:
+        program = root / "usr/sbin" / file
+        subprocess.run([name, *options], executable=program, check=True, stdout=sys.stderr)
 
 
 if __name__ == "__main__":
