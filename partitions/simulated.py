@@ -118,6 +118,23 @@ def pool_of(division: Division, silos: Shape) -> SiloData:
     )
 
 
+_READ: dict[
+    str, list[tuple[Path, int]]
+] = {}  # the files of a data set, each with the time of its last change
+
+
+def forget_changed(dataset: str) -> None:
+    """Forget what this process has read of files that have changed since; between runs, for a run has one state."""
+    source = parse_source(dataset)
+    path = Path(source.name)
+    files = [path, Path(source.recipe), *sorted(path.glob("*.npz"))]
+    state = [(file, file.stat().st_mtime_ns) for file in files if file.is_file()]
+    if _READ.setdefault(dataset, state) != state:
+        _READ[dataset] = state
+        for kept in (names_of, divide, part_of, pool_of):
+            kept.cache_clear()
+
+
 # A researcher's own hospitals
 
 OPTIONS = ("recipe", "by", "subsample")

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from client.app import app as client_app
 from partitions.common.errors import UserError
 from partitions.common.files import is_full
-from partitions.simulated import names_of
+from partitions.simulated import forget_changed, names_of
 from server.app import errors_recorded, record_end
 from server.report.study import StudyResults
 from server.report.write import silo_table, try_report, write_manifest
@@ -89,6 +89,7 @@ def simulate(
             )
         values, record = tuned_study(tuned, values)
     values = textbook(values)
+    forget_changed(str(values.get("dataset", "")))
     trackers = open_trackers(log)
     groups, runs, without = plan_runs(values, hold_out)
     for run in (*runs, *without):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from partitions.simulated import (
     part_of,
     subsample_dataset,
 )
+from server.simulation.simulate import simulate
 
 
 def write_file(path, n, **changes):
@@ -75,6 +77,23 @@ def test_each_file_is_a_silo_with_its_own_test_part(tmp_path):
         assert sorted(rows[:, 0]) == sorted(np.concatenate([own.train.x, own.val.x])[:, 0])
         assert len(made.val) and made.schema == own.schema
     assert whole.name == "centres"
+
+
+def test_files_that_change_between_two_runs_of_a_notebook_are_read_again(tmp_path):
+    folder = centres(tmp_path / "centres")
+    run = {"dataset": str(folder), "partition": "natural", "strategy": "local", "rounds": 1}
+
+    def patients(silos, out):
+        values = {**run, "silos": silos, "model": "mlp", "out": str(tmp_path / out)}
+        directory = simulate(values, quiet=True)
+        described = json.loads((directory / "manifest.json").read_text())
+        return [silo["n_train"] + silo["n_val"] for silo in described["silos"]]
+
+    assert patients(3, "one") == [36, 20, 56]
+    write_file(folder / "b.npz", 30)
+    assert patients(3, "two") == [36, 26, 56]
+    write_file(folder / "d.npz", 40)
+    assert patients(4, "three") == [36, 26, 56, 36]
 
 
 def test_other_orders_are_mapped_and_other_names_are_refused(tmp_path):
