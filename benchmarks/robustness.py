@@ -28,15 +28,15 @@ they change what their silo sends, v, or its step v - c from what it was sent, c
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -63,6 +63,7 @@ from strategies import strategies
 from strategies.base.aggregation import bounded, secure
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.settings import Common
+from strategies.base.silo import Silo
 from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import Model, array_record, tensor_of
 
@@ -221,7 +222,6 @@ class AttackedFederation:
     settings: RunSettings
     attack: str
     liars: int
-    folder: Path
 
     def __post_init__(self) -> None:
         self.names = [silo_name(i) for i in range(SILOS)]
@@ -231,29 +231,28 @@ class AttackedFederation:
     def run(self) -> RoundLoop:
         grid = Colluding(self.app, SILOS, self.settings.flat())  # type: ignore[arg-type]
         grid.liars, grid.factor = self.liars, AGAINST.get(self.attack, 0.0)
-        for i, context in enumerate(grid.contexts.values()):
-            context.node_config = {
-                "name": self.names[i],
-                "data": str(self.file(i)),
-                "policy": "public",
-            }
         self.loop = RoundLoop(grid, self.settings)
-        with flower_identity(), mock.patch.object(local_data, "_own_file", FILES):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            flower_identity(),
+            mock.patch.object(local_data, "_own_file", FILES),
+        ):
+            for i, context in enumerate(grid.contexts.values()):
+                data = str(self.file(Path(folder), i))
+                context.node_config = {"name": self.names[i], "data": data, "policy": "public"}
             self.strategy = self.loop.run()
         self.contexts = grid.contexts
         return self.loop
 
-    def file(self, i: int) -> Path:
-        part = self.parts[i]
-        file = self.folder / f"{self.names[i]}-{self.attack}-{i < self.liars}.npz"
-        if not file.exists():
-            arrays: dict[str, Any] = {}
-            for split in ("train", "val", "test"):
-                x, y = getattr(part, split).x, getattr(part, split).y
-                if split == "train" and i < self.liars:
-                    x, y = poisoned(self.attack, x, y, self.classes)
-                arrays |= {f"x_{split}": x, f"y_{split}": y}
-            np.savez(file, classes=np.array(self.classes), **arrays)
+    def file(self, folder: Path, i: int) -> Path:
+        part, file = self.parts[i], folder / f"{self.names[i]}.npz"
+        arrays: dict[str, Any] = {}
+        for split in ("train", "val", "test"):
+            x, y = getattr(part, split).x, getattr(part, split).y
+            if split == "train" and i < self.liars:
+                x, y = poisoned(self.attack, x, y, self.classes)
+            arrays |= {f"x_{split}": x, f"y_{split}": y}
+        np.savez(file, classes=np.array(self.classes), **arrays)
         return file
 
     def app(self, message: Message, context: Context) -> Message:
@@ -322,12 +321,11 @@ class AttackedFederation:
         return 100 * hits / max(total, 1)
 
 
-def cell(strategy: str, attack: str, liars: int, folder: Path, **changes: Any) -> str:
+def cell(strategy: str, attack: str, liars: int, **changes: Any) -> str:
     """Return one cell of the table: the accuracy, and for the backdoor its success rate."""
     options = {k.replace("_", "-"): v for k, v in changes.items()}
-    federation = AttackedFederation(
-        parse_settings({**RUN, "strategy": strategy, **options}), attack, liars, folder
-    )
+    run = parse_settings({**RUN, "strategy": strategy, **options})
+    federation = AttackedFederation(run, attack, liars)
     try:
         federation.run()
     except RuntimeError:  # no usable update is left
@@ -357,27 +355,39 @@ def pictures(folder: Path) -> str:
     return str(file)
 
 
+Case = tuple[
+    list[str], str, int, Mapping[str, Any]
+]  # a row's labels, method, attackers, settings
+
+
+def show(head: Sequence[str], cases: Iterable[Case], tried: Sequence[str]) -> None:
+    """Print a row for each case: without an attack, and with each that is tried."""
+    rows: list[list[str]] = []
+    for labels, method, liars, options in cases:
+        try:
+            cells = [cell(method, attack, liars, **options) for attack in ("no attack", *tried)]
+        except UserError as error:  # FedBN is for networks with BatchNorm
+            cells = [str(error), *[""] * len(tried)]
+        add(rows, [*labels, *cells])
+    print(table(rows, [*head, "no attack", *tried]))
+
+
 def attacks(rules: Sequence[str]) -> None:
     """Print for FedAvg a row per rule, data set and number of attackers."""
-    rows: list[list[str]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        sets = {
-            "digits": "digits",
-            "breast-cancer": "breast-cancer",
-            "fashion-mnist": pictures(folder),
-        }
-        for rule, (title, dataset), liars in itertools.product(
-            rules or RULES_TRIED, sets.items(), (1, 3)
-        ):
-            (folder / title).mkdir(exist_ok=True)
-            options = {"dataset": dataset, "robust": rule, "robust_attackers": liars}
-            cells = [
-                cell("fedavg", attack, liars, folder / title, **options)
-                for attack in ("no attack", *ATTACKS)
-            ]
-            add(rows, [title, str(liars), rule, *cells])
-    print(table(rows, ["data", "attackers", "robust", "no attack", *ATTACKS]))
+    with tempfile.TemporaryDirectory() as folder:
+        sets = {"digits": "digits", "breast-cancer": "breast-cancer"}
+        sets["fashion-mnist"] = pictures(Path(folder))
+        every = itertools.product(rules or RULES_TRIED, sets.items(), (1, 3))
+        cases: Iterator[Case] = (
+            (
+                [title, str(liars), rule],
+                "fedavg",
+                liars,
+                {"dataset": dataset, "robust": rule, "robust_attackers": liars},
+            )
+            for rule, (title, dataset), liars in every
+        )
+        show(["data", "attackers", "robust"], cases, ATTACKS)
 
 
 MASKED: Mapping[str, Any] = {"secure-aggregation": True, "secure-group": 3}
@@ -385,17 +395,11 @@ MASKED: Mapping[str, Any] = {"secure-aggregation": True, "secure-group": 3}
 
 def masks(rules: Sequence[str]) -> None:
     """Print for FedAvg on digits, with one attacker, a row per rule: sums of all, and of groups of three."""
-    rows: list[list[str]] = []
-    with tempfile.TemporaryDirectory() as name:
-        for rule, seed in itertools.product(rules or ("all", "screen"), (42, 1, 2)):
-            robust = {"robust": rule, "secure-robust": "groups"} if rule != "all" else {}
-            (folder := Path(name) / str(seed)).mkdir(exist_ok=True)
-            cells = [
-                cell("fedavg", attack, 1, folder, **MASKED, **robust, seed=seed)
-                for attack in ("no attack", *ATTACKS)
-            ]
-            add(rows, [rule, str(seed), *cells])
-    print(table(rows, ["robust", "seed", "no attack", *ATTACKS]))
+    cases = []
+    for rule, seed in itertools.product(rules or ("all", "screen"), (42, 1, 2)):
+        robust = {"robust": rule, "secure-robust": "groups"} if rule != "all" else {}
+        cases.append(([rule, str(seed)], "fedavg", 1, {**MASKED, **robust, "seed": seed}))
+    show(["robust", "seed"], cases, ATTACKS)
 
 
 def mean_methods() -> list[str]:
@@ -410,19 +414,8 @@ def mean_methods() -> list[str]:
 
 def methods(names: Sequence[str]) -> None:
     """Print a row for every method with a mean under ``screen``, with one attacker on digits."""
-    rows: list[list[str]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names or mean_methods():
-            options = {"robust": "screen"}
-            try:
-                cells = [
-                    cell(name, attack, 1, Path(folder), **options)
-                    for attack in ("no attack", *WORST)
-                ]
-            except UserError as error:  # FedBN is for networks with BatchNorm
-                cells = [str(error), *[""] * len(WORST)]
-            add(rows, [name, *cells])
-    print(table(rows, ["method", "no attack", *WORST]))
+    cases = [([name], name, 1, {"robust": "screen"}) for name in names or mean_methods()]
+    show(["method"], cases, WORST)
 
 
 def add(rows: list[list[str]], row: list[str]) -> None:
@@ -439,32 +432,19 @@ COSTS = (
 def cost(seeds: Sequence[str]) -> None:
     """Print honest runs with ``screen`` minus those with ``none``: mean and standard error over seeds, in points."""
     rows: list[list[str]] = []
-    with tempfile.TemporaryDirectory() as name:
-        for dataset, beta, rounds in COSTS:
-            scores = {rule: list[float]() for rule in ("none", "screen")}
-            for seed, rule in itertools.product(map(int, seeds or "12345"), scores):
-                settings = {**RUN, "dataset": dataset, "dirichlet.beta": beta, "seed": seed}
-                settings |= {"rounds": rounds, "evaluate-every": rounds}
-                settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
-                (folder := Path(name) / f"{dataset}-{beta}-{seed}").mkdir(exist_ok=True)
-                federation = AttackedFederation(
-                    parse_settings({**settings, "strategy": "fedavg"}), "no attack", 0, folder
-                )
-                federation.run()
-                scores[rule].append(federation.honest())
-            change = np.subtract(scores["screen"], scores["none"])
-            error = change.std(ddof=1) / len(change) ** 0.5
-            mean = f"{np.mean(scores['none']):.1f}"
-            add(
-                rows,
-                [
-                    dataset,
-                    f"{beta:g}",
-                    str(rounds),
-                    mean,
-                    f"{change.mean():+.2f} ± {error:.2f}",
-                ],
-            )
+    for dataset, beta, rounds in COSTS:
+        scores = {rule: list[float]() for rule in ("none", "screen")}
+        for seed, rule in itertools.product(map(int, seeds or "12345"), scores):
+            settings = {**RUN, "dataset": dataset, "dirichlet.beta": beta, "seed": seed}
+            settings |= {"strategy": "fedavg", "rounds": rounds, "evaluate-every": rounds}
+            settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
+            federation = AttackedFederation(parse_settings(settings), "no attack", 0)
+            federation.run()
+            scores[rule].append(federation.honest())
+        change = np.subtract(scores["screen"], scores["none"])
+        error = change.std(ddof=1) / len(change) ** 0.5
+        cells = [f"{np.mean(scores['none']):.1f}", f"{change.mean():+.2f} ± {error:.2f}"]
+        add(rows, [dataset, f"{beta:g}", str(rounds), *cells])
     print(table(rows, ["data", "dirichlet.beta", "rounds", "none", "screen - none"]))
 
 
@@ -504,6 +484,22 @@ PARTITIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def measured(
+    methods: Sequence[str], rounds: int, kinds: Iterable[Mapping[str, Any]], values: list[float]
+) -> Iterator[tuple[str, list[list[float]]]]:
+    """Yield for each method what ``values`` got in runs of these kinds; nothing for what a method refuses."""
+    for method in methods or sorted(strategies()):
+        of_kinds = []
+        for changes in kinds:
+            values.clear()
+            run = {**RUN, "rounds": rounds, "evaluate-every": 0, **changes, "strategy": method}
+            with contextlib.suppress(UserError):
+                whole_run(run)
+            of_kinds.append([*values])
+        if any(map(any, of_kinds)):
+            yield method, of_kinds
+
+
 def ratios(methods: Sequence[str]) -> None:
     """Print per method and partition an honest silo's largest step over its measure, in 20 rounds and all vectors."""
     largest: list[float] = []
@@ -516,19 +512,8 @@ def ratios(methods: Sequence[str]) -> None:
 
     rows: list[list[str]] = []
     with mock.patch.object(bounded, "outliers", outliers):
-        for method in methods or sorted(strategies()):
-            cells = []
-            for changes in PARTITIONS.values():
-                largest.clear()
-                try:
-                    values = {"rounds": 20, "evaluate-every": 0, **changes, "strategy": method}
-                    whole_run({**RUN, **values})
-                except UserError:
-                    cells.append("")
-                    continue
-                cells.append(f"{max(largest, default=0.0):.2f}")
-            if any(float(ratio or 0) for ratio in cells):
-                add(rows, [method, *cells])
+        for method, kinds in measured(methods, 20, PARTITIONS.values(), largest):
+            add(rows, [method, *(f"{max(of):.2f}" if of else "" for of in kinds)])
     print(table(rows, ["method", *PARTITIONS]))
 
 
@@ -549,36 +534,21 @@ def steps(methods: Sequence[str]) -> None:
         if not first:
             distances.append(float((received - last).norm() / last.norm()))
 
-    study = SimpleNamespace(step=1e9, weights="", participants=1, metrics=("loss", "accuracy"))
+    def allowed(*parts: Any, **more: Any) -> Silo:
+        return Silo(*parts, **{**more, "max_step": 1e9})
+
     rows: list[list[str]] = []
-    allowed = mock.patch("client.app.check_message")
-    with mock.patch("strategies.base.client.check_received", note), allowed as check:
-        check.return_value = study
-        for method in methods or sorted(strategies()):
-            distances.clear()
-            try:
-                for changes in STEPS_OF:
-                    values = {"rounds": 8, "evaluate-every": 0, **changes, "strategy": method}
-                    whole_run({**RUN, **values})
-            except UserError as error:
-                add(rows, [method, str(error), ""])
-                continue
-            if distances:
-                add(
-                    rows,
-                    [method, f"{max(distances):.2f}", f"{np.quantile(distances, 0.99):.2f}"],
-                )
+    with (
+        mock.patch("strategies.base.silo.check_received", note),
+        mock.patch("client.session.Silo", allowed),
+    ):
+        for method, kinds in measured(methods, 8, STEPS_OF, distances):
+            every = np.concatenate(kinds)
+            add(rows, [method, *(f"{np.quantile(every, q):.2f}" for q in (1.0, 0.99))])
     print(table(rows, ["method", "largest", "99 of 100"]))
 
 
 if __name__ == "__main__":
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    {
-        "attacks": attacks,
-        "masks": masks,
-        "methods": methods,
-        "cost": cost,
-        "centres": centres,
-        "ratios": ratios,
-        "steps": steps,
-    }[sys.argv[1]](sys.argv[2:])
+    parts = (attacks, masks, methods, cost, centres, ratios, steps)
+    {part.__name__: part for part in parts}[sys.argv[1]](sys.argv[2:])

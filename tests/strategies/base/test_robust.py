@@ -459,7 +459,7 @@ def test_a_cell_of_the_benchmark(tmp_path):
     """APPLE, one of twelve sends a hundred times its core: it alone is left out, and the others learn. Without a bound
     its core is in everybody's mixture, and they do not."""
     bounded, free = (
-        cell("apple", "x100", 1, tmp_path, rounds=8, evaluate_every=8, robust=rule)
+        cell("apple", "x100", 1, rounds=8, evaluate_every=8, robust=rule)
         for rule in ("clip", "none")
     )
     assert float(bounded) > 60
