@@ -79,11 +79,11 @@ picture: install
 bench: install
 	$(BIN)/python -m benchmarks.engine floor methods --repeats 5
 
-# The reference table of docs/reference-table.md, in two processes; the same command goes on with it. The short form goes
-# on from the published cells; TABLE_FROM= starts anew.
+# The reference table of docs/reference-table.md, in two processes; the same command goes on with it, from the published
+# cells; TABLE_FROM= starts anew.
 FORM ?= long
 TABLE ?= runs/reference-table-$(FORM)
-TABLE_FROM ?= $(if $(filter short,$(FORM)),--from docs)
+TABLE_FROM ?= --from docs
 REFERENCE := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.reference --out $(TABLE) --form $(FORM) $(TABLE_FROM)
 table: install
 	$(REFERENCE) & $(REFERENCE); wait

@@ -36,7 +36,7 @@ from benchmarks.reference_cells import (
     all_cells,
     ordered_methods,
 )
-from benchmarks.reference_page import PLAN, restore_cells, write_page
+from benchmarks.reference_page import PLAN, restore_cells, stem, write_page
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from server.results.reading import read_json
@@ -83,10 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     try:
         if args.published:
-            check_plan(args.published / PLAN, args.form, published=True)
+            plan = args.published / f"{stem(args.form)}-plan.json"
+            check_plan(plan, args.form, published=True)
         check_plan(args.out / PLAN, args.form)
         if args.published:
-            restore_cells(args.published, args.out, FORMS[args.form])
+            restore_cells(args.published, args.out, args.form)
         if args.page is None:
             wanted = [
                 c

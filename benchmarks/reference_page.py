@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ from server.report.methods import spell
 
 NAME = "reference-table"
 PLAN = f"{NAME}-plan.json"
+LONG = "long"
 UNMEASURED = "not measured yet"
 PAGE = Path(__file__).with_name("reference_page.html").read_text(encoding="utf-8")
 KEY = (*CellGroup._fields, "seed", "fold")
@@ -86,7 +87,12 @@ def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def csv_files(folder: Path, form: Form) -> dict[str, str]:
+def stem(name: str) -> str:
+    """Return how the published files of a form begin: those of the long one stand beside the short one's."""
+    return f"{NAME}-{LONG}" if name == LONG else NAME
+
+
+def csv_files(folder: Path, form: Form, name: str = NAME) -> dict[str, str]:
     """Return the csv files by name: hospitals, runs, and what is not in them, with the reason."""
     hospitals: list[Sequence[Any]] = []
     runs: list[Sequence[Any]] = []
@@ -105,24 +111,24 @@ def csv_files(folder: Path, form: Form) -> dict[str, str]:
             refused = [why, *(line["why"] for line in lines if "why" in line)]
             missing.append((*cells, next(filter(None, refused), UNMEASURED)))
     return {
-        f"{NAME}.csv": csv_text(COLUMNS, hospitals),
-        f"{NAME}-runs.csv": csv_text(RUN_COLUMNS, runs),
-        f"{NAME}-missing.csv": csv_text((*CellGroup._fields, "reason"), missing),
+        f"{name}.csv": csv_text(COLUMNS, hospitals),
+        f"{name}-runs.csv": csv_text(RUN_COLUMNS, runs),
+        f"{name}-missing.csv": csv_text((*CellGroup._fields, "reason"), missing),
     }
 
 
-def restore_cells(published: Path, folder: Path, form: Form) -> None:
+def restore_cells(published: Path, folder: Path, name: str) -> None:
     """Write a page's cells into a folder that has none of them: ``csv_files`` of these are the page's again."""
     silos: dict[Any, dict[str, list[Any]]] = defaultdict(dict)
     lines: dict[CellGroup, list[dict[str, Any]]] = defaultdict(list)
     for end in ("", "-runs", "-missing"):
-        text = (published / f"{NAME}{end}.csv").read_text("utf-8")
+        text = (published / f"{stem(name)}{end}.csv").read_text("utf-8")
         for row in csv.DictReader(io.StringIO(text)):
             cells = CellGroup(row["dataset"], row["network"], int(row["most"]), row["method"])
             of = silos[cells, row.get("seed"), row.get("fold")]
             if end == "-runs":
                 line = {key: json.loads(row[key]) for key in RUN_COLUMNS[4:]}
-                line |= {"rounds": form.rounds, "silos": of, "published": True}
+                line |= {"rounds": FORMS[name].rounds, "silos": of, "published": True}
                 lines[cells].append(line)
             elif not end:
                 numbers = (row[key].replace("inf", "Infinity") or "null" for key in COLUMNS[7:])
@@ -179,6 +185,9 @@ class Results:
         return crossed_mean(100 * (other - mine)[known] / other[known].mean())
 
 
+Tables = Mapping[str, Results]  # by form
+
+
 def span(ends: Interval) -> str:
     return " to ".join(number(end, 1) for end in ends)
 
@@ -205,6 +214,7 @@ class Hypothesis:
 
     @property
     def measured(self) -> list[str]:
+        """The cohorts where it is measured."""
         return [name for name in self.cohorts if self.gains[name][0] is not None]
 
     @property
@@ -261,23 +271,39 @@ def hypotheses(results: Results, network: str) -> list[Hypothesis]:
     return done
 
 
+def longest(tables: Tables, network: str) -> dict[str, list[Hypothesis]]:
+    """Return the hypotheses by form: each family in the longest form in which the whole of it is measured."""
+    families: dict[str, tuple[str, list[Hypothesis]]] = {}
+    for form, results in tables.items():
+        every = hypotheses(results, network)
+        for family in dict.fromkeys(c.family for c in CONTRASTS):
+            of = [h for h in every if h.contrast.family == family]
+            if family not in families or all(h.measured == h.cohorts for h in of):
+                families[family] = form, of
+    return {
+        form: [h for of, group in families.values() if of == form for h in group]
+        for form in tables
+    }
+
+
 def in_family(estimates: Sequence[Estimate | None]) -> list[tuple[Any, float]]:
     """Return each estimate with its p value, adjusted for the whole family, also for what is not measured yet."""
     adjusted = holm([1.0 if e is None else e.p for e in estimates])
     return list(zip(estimates, adjusted, strict=True))
 
 
-def cohorts_file(results: Results) -> str:
+def cohorts_file(tables: Tables) -> str:
     """Return the hypotheses by cohort, with both networks, as csv."""
     rows = [
-        [network_of(of.contrast.method, network), *row]
+        [form, network_of(of.contrast.method, network), *row]
         for network in (HIDDEN, LINEAR)
-        for of in hypotheses(results, network)
+        for form, every in longest(tables, network).items()
+        for of in every
         for row in of.rows
         if network == HIDDEN or of.contrast.family != "trees"
     ]
     return csv_text(
-        ("network", "hypothesis", "cohort", "gain", "low", "high", "p", "word"), rows
+        ("form", "network", "hypothesis", "cohort", "gain", "low", "high", "p", "word"), rows
     )
 
 
@@ -384,13 +410,13 @@ def html_page(results: Results, lead: Sequence[str]) -> str:
     return template.render(lead=lead, parts=[part for part in parts if part[2]], head=HEAD)
 
 
-def covered(results: Results, form: Form) -> list[str]:
-    """Return what is measured, and what is not."""
+def covered(results: Results, name: str) -> list[str]:
+    """Return what is measured in a form, and what is not."""
+    form = FORMS[name]
     lines = [
-        "The plan is the long form: 5 folds of 2 seeds, 10 trials of 40 rounds in each search.",
-        f"Measured are {count_noun(form.folds, 'fold')} of {count_noun(form.seeds, 'seed')}, {form.trials} trials of "
-        f"{form.rounds} rounds."
-        + ("" if form == FORMS["long"] else " So all of it is provisional."),
+        f"The {name} form: {count_noun(form.folds, 'fold')} of {count_noun(form.seeds, 'seed')}, {form.trials} trials "
+        f"of {form.rounds} rounds in each search."
+        + ("" if name == LONG else " It is provisional.")
     ]
     parts = {f"Confirmatory, {WORDS[n]} and trees": named_cells(n) for n in (HIDDEN, LINEAR)}
     parts["Few patients"] = curve_cells()
@@ -403,17 +429,24 @@ def covered(results: Results, form: Form) -> list[str]:
     return lines
 
 
-def markdown_page(results: Results, form: Form) -> str:
+def markdown_page(tables: Tables) -> str:
     """Return the page for docs/."""
-    few = curve_sentences(results)
+    few = curve_sentences(next(iter(tables.values())))
     shown = f"![gain over training alone, by training patients](images/{NAME}.svg)\n"
+    tested = longest(tables, HIDDEN)
     return "\n".join(
         [
             INTRODUCTION,
             "## What is measured\n",
-            *(f"* {text}" for text in covered(results, form)),
+            *(f"* {text}" for name, of in tables.items() for text in covered(of, name)),
             "\n## Confirmatory result\n",
-            *(f"* {of.sentence}" for of in hypotheses(results, HIDDEN)),
+            *(f"* {of.sentence}" for of in tested.pop(LONG, [])),
+            *(
+                line
+                for name, every in tested.items()
+                for line in (f"\nIn the {name} form:\n", *(f"* {of.sentence}" for of in every))
+                if every
+            ),
             f"\n[By cohort]({NAME}-cohorts.csv), and with linear models: gains in %, p adjusted in its family.",
             "\n## Few patients\n",
             *([shown] if few else ["Not measured yet."]),
@@ -438,8 +471,8 @@ This page is for researchers, reviewers and consortia. After it you know what fe
 patients of real hospitals, and how sure that is.
 
 ```console
-$ make table                    # the long form; goes on where it was interrupted
-$ make table FORM=short         # goes on from the cells of this page
+$ make table                    # the long form; goes on from the cells of this page
+$ make table FORM=short         # likewise
 $ python -m benchmarks.reference --out table --form short --sets azpro        # anew, a part of it
 ```
 
@@ -447,6 +480,7 @@ $ python -m benchmarks.reference --out table --form short --sets azpro        # 
 * [Hospitals]({NAME}.csv): each one's loss and score in each seed and fold; this page is made from it.
 * [Runs]({NAME}-runs.csv): the chosen settings. [Curves]({NAME}-curves.csv): gains over Local.
 * [Missing]({NAME}-missing.csv): what is not in them, with the reason.
+* The long form so far: [plan]({NAME}-long-plan.json), [hospitals]({NAME}-long.csv), [runs]({NAME}-long-runs.csv).
 * [All rows]({NAME}.html), with scores, in columns that sort.
 
 ## Design
@@ -478,25 +512,37 @@ $ python -m benchmarks.reference --out table --form short --sets azpro        # 
 """
 
 
-def page_files(csvs: dict[str, str], name: str) -> dict[str, str]:
-    """Return the page's files, from the csv files alone; ``name``: of the form."""
-    results, form = Results.read(csvs[f"{NAME}.csv"], csvs[f"{NAME}-runs.csv"]), FORMS[name]
+def read_tables(folder: Path) -> Tables:
+    """Return what a folder's csv files hold, by form, the long one last."""
+    tables = {}
+    for begin in (NAME, stem(LONG)):
+        if (folder / f"{begin}.csv").is_file():
+            plan = json.loads((folder / f"{begin}-plan.json").read_text("utf-8"))
+            texts = ((folder / f"{begin}{end}.csv").read_text("utf-8") for end in ("", "-runs"))
+            tables[plan["form"]] = Results.read(*texts)
+    return tables
+
+
+def page_files(tables: Tables) -> dict[str, str]:
+    """Return the page's files, from the csv files alone. Curves and all rows are of the first form."""
+    name, results = next(iter(tables.items()))
     lead = [
-        *covered(results, form),
+        *covered(results, name),
         "Exploratory: q is the false discovery rate among a set's rows.",
     ]
     return {
-        f"{NAME}.md": markdown_page(results, form),
+        f"{NAME}.md": markdown_page(tables),
         f"{NAME}.html": html_page(results, lead),
-        f"{NAME}-cohorts.csv": cohorts_file(results),
+        f"{NAME}-cohorts.csv": cohorts_file(tables),
         f"{NAME}-curves.csv": curves_file(results),
         f"images/{NAME}.svg": picture(results),
     }
 
 
 def write_page(folder: Path, into: Path, name: str) -> None:
-    """Write the csv files, and the page in both forms."""
-    csvs = csv_files(folder, FORMS[name])
-    plan = {PLAN: (folder / PLAN).read_text("utf-8")}
-    for file, text in {**plan, **csvs, **page_files(csvs, name)}.items():
+    """Write a form's csv files, and the page of all forms that are there, as Markdown and HTML."""
+    plan = {f"{stem(name)}-plan.json": (folder / PLAN).read_text("utf-8")}
+    for file, text in {**plan, **csv_files(folder, FORMS[name], stem(name))}.items():
+        write_atomically(into / file, text)
+    for file, text in page_files(read_tables(into)).items():
         write_atomically(into / file, text)

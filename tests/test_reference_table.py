@@ -46,6 +46,7 @@ from benchmarks.reference_page import (
     csv_text,
     hypotheses,
     page_files,
+    read_tables,
     restore_cells,
 )
 from partitions.datasets.registry import DATASETS, load_dataset
@@ -255,7 +256,7 @@ def test_the_page_concludes_what_the_losses_show():
         ]
         losses[name, "apple"] = [1.08 * loss - w for loss, w in zip(base, wobble, strict=True)]
     files = csvs_of(losses)
-    page = page_files(files, "smoke")
+    page = page_files({"smoke": Results.read(*files.values())})
     text = page[f"{NAME}.md"]
     assert "**FedAvg over Local: gain.** 10.0 % (" in text
     assert "**APPLE over FedAvg: harm.** −20.0 % (" in text
@@ -263,7 +264,7 @@ def test_the_page_concludes_what_the_losses_show():
     assert "**Ditto over FedAvg: no conclusion.** 0 of 6 cohorts are measured" in text
     assert "Confirmatory, 16 hidden units and trees: 24 of 54 pairs of set and method." in text
     early = {key: of for key, of in losses.items() if key != ("azpro", "fedavg")}
-    text = page_files(csvs_of(early), "smoke")[f"{NAME}.md"]
+    text = page_files({"smoke": Results.read(*csvs_of(early).values())})[f"{NAME}.md"]
     assert "**FedAvg over Local: no conclusion yet.** 10.0 % (" in text
     results = Results.read(*files.values())
     first = hypotheses(results, HIDDEN)[0].gains["azpro"][0]
@@ -287,7 +288,7 @@ def published():
 
 
 def test_the_published_page_is_made_of_the_published_csv_files():
-    for name, text in page_files(published(), "short").items():
+    for name, text in page_files(read_tables(DOCS)).items():
         assert (DOCS / name).read_text("utf-8") == text, name
     assert len((DOCS / f"{NAME}.md").read_text("utf-8").split()) < 2500
     # A hospital without an event in a fold has a loss, 0, and no C-index
@@ -298,11 +299,14 @@ def test_the_published_page_is_made_of_the_published_csv_files():
 def test_a_fresh_clone_goes_on_from_the_published_cells(tmp_path, capsys):
     """The page of a folder that has only what was published is the published page, and its cells are not run again."""
     options = ["--out", str(tmp_path / "table"), "--page", str(tmp_path / "page")]
+    longer = ["--out", str(tmp_path / "longer"), *options[2:]]
+    assert reference.main([*longer, "--form", "long", "--from", str(DOCS)]) == 0
     assert reference.main([*options, "--form", "short", "--from", str(DOCS)]) == 0
     page = files_in(tmp_path / "page")
     # Its lines are also of methods that are new
-    missing = page.pop(f"{NAME}-missing.csv").splitlines()
-    assert {*(DOCS / f"{NAME}-missing.csv").read_text("utf-8").splitlines()} <= {*missing}
+    for name in (f"{NAME}-missing.csv", f"{NAME}-long-missing.csv"):
+        missing = page.pop(name).splitlines()
+        assert {*(DOCS / name).read_text("utf-8").splitlines()} <= {*missing}
     assert page == {name: (DOCS / name).read_text("utf-8") for name in page}
     assert {*published(), PLAN, f"images/{NAME}.svg"} < page.keys()
     file = CellGroup("azpro", HIDDEN, 0, "local").file(tmp_path / "table")
@@ -326,6 +330,21 @@ def test_a_fresh_clone_goes_on_from_the_published_cells(tmp_path, capsys):
     for other, form in ((DOCS, "smoke"), (tmp_path, "short")):
         assert reference.main([*options, "--form", form, "--from", str(other)]) == 2
         assert f"{other / PLAN} is not the plan of form {form}" in capsys.readouterr().err
+
+
+def test_a_family_is_concluded_in_the_longest_form_in_which_the_whole_of_it_is_measured():
+    """FedAvg over Local is in both, with 10 % less loss in the short one, 1 % in the long one; APPLE in none."""
+    local, tables = [1.0, 1.1, 0.9, 1.2, 0.8, 1.0], {}
+    for name, less in (("smoke", 0.1), ("long", 0.01)):
+        fedavg = [(1 - less) * loss + 0.01 * (-1) ** i for i, loss in enumerate(local)]
+        of = {"local": local, "fedavg": fedavg}
+        losses = {(cohort, method): of[method] for cohort in COHORTS for method in of}
+        tables[name] = Results.read(*csvs_of(losses).values())
+    text = page_files(tables)[f"{NAME}.md"]
+    first, second = text.partition("## Confirmatory result")[2].split("In the smoke form:")
+    assert "**FedAvg over Local: equivalent.** 1.0 % (" in first and "APPLE" not in first
+    assert "FedAvg over Local" not in second
+    assert "**APPLE over FedAvg: no conclusion.** 0 of 6" in second
 
 
 def test_the_readme_says_what_the_page_concludes():
