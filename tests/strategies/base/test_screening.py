@@ -27,7 +27,7 @@ from tiny import (
 from torch.testing import assert_close
 from two_layers import DEEP, quadratic_loss, quadratic_terms
 
-from benchmarks.robustness import cell, honest_rounds, start_of
+from benchmarks.robustness import cell, honest_rounds, start_of, steps
 from server.run.reporter import Progress
 from strategies import strategies
 from strategies.base.aggregation.bounded import UpdateBounds, steps_are_comparable
@@ -390,3 +390,10 @@ def test_the_issues_liar_on_digits(tmp_path):
         for rule in ({}, {"robust": "clip"})
     )
     assert float(default) > 60 and float(clip) < 40
+
+
+@pytest.mark.exhaustive
+def test_how_far_honest_models_move(capsys):
+    """What docs/attacks.md says of FedAvg."""
+    steps(["fedavg"])
+    assert "| fedavg | 0.50 | 0.45 |" in capsys.readouterr().out
