@@ -129,7 +129,11 @@ class AdaptiveState(ServerState):
 
 class FedAdagrad(PersonalizedStrategy):
     info = ONE_MODEL(
-        name="fedadagrad", title="Adagrad on the server", paper=PAPER, spelling="FedAdagrad"
+        name="fedadagrad",
+        title="Adagrad on the server",
+        paper=PAPER,
+        spelling="FedAdagrad",
+        step=2.0,  # its first ones are long
     )
     Settings = AdagradSettings
     search = (("server-learning-rate", 0.01, 1.0),)

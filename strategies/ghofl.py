@@ -277,6 +277,7 @@ class GaussianHeads(PersonalizedStrategy):
         uploads={"pooled": POOLED_MOMENTS, "moments": CLASS_MOMENTS},
         own_model="kept",
         note="it is the seed's body with the head of its own moments",
+        step=4.0,  # the last exchange brings another head
         reports="received",
         newcomer="model",
         late="starts",

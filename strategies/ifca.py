@@ -95,6 +95,7 @@ class IFCA(PersonalizedStrategy):
         spelling="IFCA",
         sends=("k Σ", "Σ"),
         sends_numbers={"cluster": Measured("which of the models it trains", integer=True)},
+        step=3.0,  # to another group's model
         reports="received",
         newcomer="model",
         trainer=True,

@@ -288,6 +288,7 @@ class PFedFDA(PartialStrategy):
         uploads={"shared": SHARED_SOME, GAUSSIANS: CLASS_GAUSSIANS},
         dp=No("means and covariance of features leave, without noise"),
         note="its head follows from the Gaussians that are sent and from its class shares",
+        step=1000.0,  # that head has any length
         needs_classes=True,
         lossy=No("a covariance that is rounded need not be one"),
     )

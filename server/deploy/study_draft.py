@@ -115,6 +115,7 @@ def draft(
         weights=runs[0].part().weights,
         held_out=list(held_out),
         common=common,
+        step=max(run.strategy.info.step for run in runs),
         settings=settings,
         limits=_limits(runs, bytes_, data or {}, len(peers)),
         groups=groups_of(training, common.secure_group) if common.secure_group > 1 else (),

@@ -143,6 +143,8 @@ class MethodInfo:
     own_model: Literal["sent", "layers", "kept"] = "sent"
     # What a silo receives of others: the same "mean" as all, a "mixture" made for it, others' "models" by name.
     receives: Literal["mean", "mixture", "models", "nothing"] = "mean"
+    # A draft's ``step`` of a study: an honest model is not so far from the silo's last one
+    step: float = 1.0
     keeps: tuple[str, ...] = ()  # what stays in the silo in addition to data and personal model
     note: str = ""  # further information for hospitals
 
