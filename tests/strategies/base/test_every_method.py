@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -31,9 +32,12 @@ from cases import (
     typical,
 )
 from resuming import assert_equal, crash_after, interrupted
-from tiny import Witness, federate, random_silos, round_of, same
+from tiny import Witness, federate, random_silos, round_of, same, settings_of
 from two_layers import DEEP, replies_of, waits
 
+from client.site.study import approvals
+from server.deploy.study_draft import draft
+from server.run.reporter import Progress
 from strategies import strategies
 from strategies.base.transport.payload import array_record
 from strategies.base.transport.reporting import allowed_metrics
@@ -117,6 +121,33 @@ def test_bytes_are_the_stated_units(three, run_of, name, tiny_bn):
             assert all(
                 set(own[1:] or own) <= unit for own in (flows(flow, silo) for silo in three)
             )
+
+
+# No network of the app for tables has FedBN's layers
+@typical([name for name in CASES if "," not in name and name != "fedbn"])
+def test_no_message_of_a_run_is_refused_under_its_own_draft(tmp_path, name):
+    """Three hospitals that require studies have approved what `silofl study new` drafts of the run."""
+    files = random_silos(tmp_path, [60, 60, 60])
+    values: dict[str, Any] = {"strategy": name, "study": "trial", "rounds": 6, "batch_size": 10}
+    values |= {"model": "mlp", "mlp.hidden": "8", "evaluate_every": 2, "learning_rate": 0.05}
+    if name.endswith("-lora"):
+        values["lora_rank"] = 2
+    if strategies()[name].info.training.trees == "only":
+        values |= {"model": "trees"}
+        del values["mlp.hidden"]
+    texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a test")
+    apps, data = ["0" * 64], {"shape": (3,), "classes": 3, "task": "multiclass"}
+    flat = settings_of(files, **values).flat()
+    text = draft("trial", flat, texts=texts, end=None, apps=apps, data=data)
+    (state := tmp_path / "state").mkdir()
+    for silo in files:
+        approvals.record_approval(state, silo, text, "Dr. B", "", [])
+    allowed = [f"{key} = true" for key in ("class-means", "peers", "own-model")]
+    lines = ['studies = "required"', f"methods = ['{name}']", *allowed]
+    (policy := tmp_path / "policy.toml").write_text("\n".join(lines))
+    seen: list[Progress] = []
+    federate(files, policy=str(policy), state_dir=state, watch=seen.append, **values)
+    assert len(seen) == 6 and not any(of.rejected for of in seen)
 
 
 @every(CASES | WITH_ALA)
