@@ -89,7 +89,6 @@ def simulate(
             )
         values, record = tuned_study(tuned, values)
     values = textbook(values)
-    forget_changed(str(values.get("dataset", "")))
     trackers = open_trackers(log)
     groups, runs, without = plan_runs(values, hold_out)
     for run in (*runs, *without):
@@ -134,6 +133,7 @@ def plan_runs(
     A resumed study reads its groups from its directory.
     """
     first = study_runs(values)[0].common
+    forget_changed(first.dataset)
     before = groups_of(Path(first.out)) if first.resume and first.out else []
     names = () if hold_out is None else names_of(first.dataset, first.partition, first.silos)
     groups = before if hold_out is None else read_groups(hold_out, names)

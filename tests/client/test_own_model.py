@@ -11,6 +11,7 @@ import torch
 from failing import fails
 from flwr.app import Context, Message
 from representatives import some
+from study_text import TEXTS
 from tiny import (
     Files,
     audited,
@@ -649,11 +650,10 @@ def test_the_policy_page_says_what_it_means():
 def test_a_study_has_to_name_it():
     """Else the run is outside of it; within it the question comes behind the last round, and counts."""
     values = {"strategy": "ditto", "rounds": 2}
-    texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
-    plain = parse_study(draft("s", values, texts=texts, end=None, apps=["0" * 64]), "f")
+    plain = parse_study(draft("s", values, texts=TEXTS, end=None, apps=["0" * 64]), "f")
     named = parse_study(
         draft(
-            "s", {**values, "keep-models": "reported"}, texts=texts, end=None, apps=["0" * 64]
+            "s", {**values, "keep-models": "reported"}, texts=TEXTS, end=None, apps=["0" * 64]
         ),
         "f",
     )

@@ -16,6 +16,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from oracle import PATIENTS, Oracle
 from scipy.stats import norm
+from study_text import TEXTS
 from tiny import forget_models, initial, settings_of, write_silo
 
 from client.app import app
@@ -29,7 +30,6 @@ from strategies.base.transport.payload import Model, Payload, Wire, decode, enco
 
 Numbers = npt.NDArray[np.float64]
 COLUMNS, CLASSES = 4, 2
-TEXTS = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
 OPEN = ["runs-per-day = 0", "max-rounds = 0", "max-messages = 0", "max-evaluations = 0"]
 
 

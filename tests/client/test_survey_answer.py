@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from failing import fails
 from flwr.app import ConfigRecord, Message, RecordDict
+from study_text import TEXTS
 from surveyed import HEADER, RECIPE, hospital, rewritten, rows, times
 from tiny import TinyGrid, audited
 
@@ -309,9 +310,8 @@ def test_a_study_can_approve_a_survey(site):
     """As it is drafted from the run's settings and approved; a site that wants a study, as a bundle's policy does."""
     site.policy.write_text(f'{ONLY}studies = "required"\n')
     fails((UserError, RunFailedError), 'studies = "required"', site.ask)
-    texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
     text = draft(
-        "look", {"strategy": "survey", "rounds": 1}, texts=texts, end=None, apps=["ab" * 32]
+        "look", {"strategy": "survey", "rounds": 1}, texts=TEXTS, end=None, apps=["ab" * 32]
     )
     study = record_approval(site.folder / "state", "north", text, "Dr. B", "", [])
     assert any(

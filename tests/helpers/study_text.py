@@ -39,3 +39,7 @@ def study_text(**changes: object) -> str:
     """The text with other words or numbers by name."""
     assert changes.keys() <= ORDINARY.keys() | LIMITS.keys()
     return TEXT.format(**{**ORDINARY, **LIMITS, **changes})
+
+
+# Of a draft
+TEXTS = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")

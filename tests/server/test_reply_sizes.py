@@ -11,6 +11,7 @@ import pytest
 from cases import CASES, OPTIONS, typical
 from hospitals import NETWORKS, hospital_files
 from secured import Secured, go
+from study_text import TEXTS
 from tiny import federate, random_silos
 from two_layers import DEEP
 
@@ -20,7 +21,6 @@ from client.site.release import describe_reply
 from server.deploy.study_draft import draft
 from server.results.reply_sizes import TEXT, declared_data, reply_sizes
 
-TEXTS = dict.fromkeys(("purpose", "contact", "results", "retention"), "tested")
 THREE = declared_data('{"shape": [3], "classes": 3}')
 WIDE = {
     **DEEP,

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from study_text import TEXTS
 from tiny import TinyGrid, train_replies
 from trio import bring_up
 
@@ -52,8 +53,7 @@ def through_a_study(tmp_path, directory):
     """Hospital-03 now wants a study: what its log says of a run within one, and outside one."""
     (tmp_path / "policy.toml").write_text('studies = "required"\nmin-silos = 1\n')
     run = {"strategy": "fedavg", "rounds": 1, "threads": 1, "model": "mlp", "batch-size": 32}
-    texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
-    text = draft("trial", run, texts=texts, end=None, apps=app_sums(ROOT))
+    text = draft("trial", run, texts=TEXTS, end=None, apps=app_sums(ROOT))
     state, log = directory / "silos" / "hospital-03", directory / "logs" / "hospital-03.log"
     approvals.record_approval(state, "hospital-03", text, "Dr. B", "", [])
     before = len(log.read_text())

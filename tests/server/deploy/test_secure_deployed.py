@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from study_text import TEXTS
 from tiny import TinyGrid
 from trio import start_run, supernode, text_of, wait_for
 
@@ -65,10 +66,9 @@ def start(folder, names, run, monkeypatch):
     (folder / "federation.yaml").write_text(FEDERATION + "".join(lines))
     federation = read_federation(folder / "federation.yaml")
     up = local.up(federation, echo=lambda line: None)
-    texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
     peers = known_peers(federation)
     assert [*peers] == names
-    study = draft("trial", run, texts=texts, end=None, apps=app_sums(ROOT), peers=peers)
+    study = draft("trial", run, texts=TEXTS, end=None, apps=app_sums(ROOT), peers=peers)
     for name in names:
         approvals.record_approval(up.directory / "silos" / name, name, study, "Dr. B", "", [])
     return up

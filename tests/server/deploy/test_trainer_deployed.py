@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from study_text import TEXTS
 from trio import RUN, bring_up, reach_over, rows
 
 from client.protocol.code import digest_of_code
@@ -83,8 +84,7 @@ def test_a_trainer_deployed(code, tmp_path):
         assert [entry["trainer"] for entry in trained] == [digest_of_code(TRAINER)] * 2
 
         (tmp_path / "policy.toml").write_text(POLICY + 'studies = "required"\n')
-        texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
-        text = draft("trial", STUDY, texts=texts, end=None, apps=app_sums(ROOT))
+        text = draft("trial", STUDY, texts=TEXTS, end=None, apps=app_sums(ROOT))
         approvals.record_approval(state, "hospital-02", text, "Dr. B", "", [])
         submit.run({**STUDY, "study": "trial", "out": str(tmp_path / "same")})
         assert silos(tmp_path / "same") == {"hospital-01", "hospital-02", "hospital-03"}

@@ -32,6 +32,7 @@ from cases import (
     typical,
 )
 from resuming import assert_equal, crash_after, interrupted
+from study_text import TEXTS
 from tiny import Witness, federate, random_silos, round_of, same, settings_of
 from two_layers import DEEP, replies_of, waits
 
@@ -135,10 +136,9 @@ def test_no_message_of_a_run_is_refused_under_its_own_draft(tmp_path, name):
     if strategies()[name].info.training.trees == "only":
         values |= {"model": "trees"}
         del values["mlp.hidden"]
-    texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a test")
     apps, data = ["0" * 64], {"shape": (3,), "classes": 3, "task": "multiclass"}
     flat = settings_of(files, **values).flat()
-    text = draft("trial", flat, texts=texts, end=None, apps=apps, data=data)
+    text = draft("trial", flat, texts=TEXTS, end=None, apps=apps, data=data)
     (state := tmp_path / "state").mkdir()
     for silo in files:
         approvals.record_approval(state, silo, text, "Dr. B", "", [])

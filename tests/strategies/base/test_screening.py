@@ -14,6 +14,7 @@ from cases import CASES, OPTIONS, typical
 from flwr.app import ConfigRecord
 from near import near
 from representatives import sampled
+from study_text import TEXTS
 from tiny import (
     comparable,
     federate,
@@ -401,7 +402,6 @@ def test_honest_models_stay_within_the_step_of_a_draft(method, capsys):
     steps([method])
     *_, last = capsys.readouterr().out.splitlines()
     largest = float(last.split("|")[2])
-    texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a test")
-    text = draft("s", {"strategy": method}, texts=texts, end=None, apps=["0" * 64])
+    text = draft("s", {"strategy": method}, texts=TEXTS, end=None, apps=["0" * 64])
     assert largest < parse_study(text, "s.toml").step
     assert (largest == 0.5) if method == "fedavg" else (largest > 0.9)
