@@ -439,7 +439,7 @@ def test_a_cell_without_a_score_is_named_with_its_reason(tmp_path):
     files = csv_files(tmp_path, SMOKE)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    restore_cells(tmp_path, tmp_path / "again", SMOKE)
+    restore_cells(tmp_path, tmp_path / "again", "smoke")
     assert csv_files(tmp_path / "again", SMOKE) == files
     assert "fedavg,0,1,h,9,0.123457,\n" in files[f"{NAME}.csv"]
     restored = read_lines(cells.file(tmp_path / "again"))
