@@ -92,7 +92,7 @@ def stem(name: str) -> str:
     return f"{NAME}-{LONG}" if name == LONG else NAME
 
 
-def csv_files(folder: Path, form: Form, name: str = NAME) -> dict[str, str]:
+def csv_files(folder: Path, form: Form, begin: str = NAME) -> dict[str, str]:
     """Return the csv files by name: hospitals, runs, and what is not in them, with the reason."""
     hospitals: list[Sequence[Any]] = []
     runs: list[Sequence[Any]] = []
@@ -111,9 +111,9 @@ def csv_files(folder: Path, form: Form, name: str = NAME) -> dict[str, str]:
             refused = [why, *(line["why"] for line in lines if "why" in line)]
             missing.append((*cells, next(filter(None, refused), UNMEASURED)))
     return {
-        f"{name}.csv": csv_text(COLUMNS, hospitals),
-        f"{name}-runs.csv": csv_text(RUN_COLUMNS, runs),
-        f"{name}-missing.csv": csv_text((*CellGroup._fields, "reason"), missing),
+        f"{begin}.csv": csv_text(COLUMNS, hospitals),
+        f"{begin}-runs.csv": csv_text(RUN_COLUMNS, runs),
+        f"{begin}-missing.csv": csv_text((*CellGroup._fields, "reason"), missing),
     }
 
 
@@ -422,7 +422,8 @@ def covered(results: Results, name: str) -> list[str]:
     parts["Few patients"] = curve_cells()
     for part, of in parts.items():
         fitting = [cells in results.losses for cells in of if not cells.why_refused(form)]
-        lines.append(f"{part}: {sum(fitting)} of {len(fitting)} pairs of set and method.")
+        if any(fitting):
+            lines.append(f"{part}: {sum(fitting)} of {len(fitting)} pairs of set and method.")
     # Without their number, which grows with each new method
     measured = sum(cells in results.losses for cells in all_cells())
     lines.append(f"All, with the exploratory ones: {measured} pairs of set and method.")
@@ -440,14 +441,17 @@ def markdown_page(tables: Tables) -> str:
             "## What is measured\n",
             *(f"* {text}" for name, of in tables.items() for text in covered(of, name)),
             "\n## Confirmatory result\n",
-            *(f"* {of.sentence}" for of in tested.pop(LONG, [])),
             *(
                 line
-                for name, every in tested.items()
-                for line in (f"\nIn the {name} form:\n", *(f"* {of.sentence}" for of in every))
-                if every
+                for name in reversed(tested)
+                for line in (
+                    f"In the {name} form:\n",
+                    *(f"* {of.sentence}" for of in tested[name]),
+                    "",
+                )
+                if tested[name]
             ),
-            f"\n[By cohort]({NAME}-cohorts.csv), and with linear models: gains in %, p adjusted in its family.",
+            f"[By cohort]({NAME}-cohorts.csv), and with linear models: gains in %, p adjusted in its family.",
             "\n## Few patients\n",
             *([shown] if few else ["Not measured yet."]),
             *(

@@ -342,7 +342,7 @@ def test_a_family_is_concluded_in_the_longest_form_in_which_the_whole_of_it_is_m
         tables[name] = Results.read(*csvs_of(losses).values())
     text = page_files(tables)[f"{NAME}.md"]
     first, second = text.partition("## Confirmatory result")[2].split("In the smoke form:")
-    assert "**FedAvg over Local: equivalent.** 1.0 % (" in first and "APPLE" not in first
+    assert "**FedAvg over Local: small gain.** 1.0 % (" in first and "APPLE" not in first
     assert "FedAvg over Local" not in second
     assert "**APPLE over FedAvg: no conclusion.** 0 of 6" in second
 
