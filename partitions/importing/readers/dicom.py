@@ -36,6 +36,7 @@ from partitions.importing.readers.dicom_file import (
     of_frame,
     pixels_of,
     spacing_of,
+    text_of,
 )
 from partitions.importing.readers.reader import (
     FileSummary,
@@ -119,7 +120,7 @@ def read_header(path: Path, where: str) -> Header | str:
     """Read a header; where it holds no picture, return DICOM's code of what it is (a report, a plan, an outline)."""
     with redacted_errors(where, "DICOM"):
         dataset = load(path, (*IDENTITY.values(), *PLACE, *KIND))
-        modality = _text(dataset, "Modality")
+        modality = text_of(dataset, "Modality")
         picture = bool(dataset.get("Rows"))
         if modality in NO_PICTURES or not (picture or begins_waveform(first_bytes(path))):
             return (
@@ -129,21 +130,15 @@ def read_header(path: Path, where: str) -> Header | str:
             check_pixels(dataset)
         place = frame_place(dataset)
         number = int(dataset.get("InstanceNumber") or 0)
-        description = _text(dataset, "SeriesDescription")
-        identity = {key: pseudonym(_text(dataset, tag)) for key, tag in IDENTITY.items()}
+        description = text_of(dataset, "SeriesDescription")
+        identity = {key: pseudonym(text_of(dataset, tag)) for key, tag in IDENTITY.items()}
         return Header(identity, description, place.along, number, frames_of(dataset))
-
-
-def modality_of(dataset: Dataset) -> str:
-    """Return DICOM's code of the modality; "other" for any other value, which may be a text."""
-    text = _text(dataset, "Modality")
-    return text if text in MODALITIES else "other" if text else ""
 
 
 def read_key(path: Path, where: str, kind: str) -> str:
     """Return an attribute of :data:`IDENTITY` unchanged, for the hospital's own list of predictions only."""
     with redacted_errors(where, "DICOM"):
-        return _text(load(path, (IDENTITY[kind],)), IDENTITY[kind])
+        return text_of(load(path, (IDENTITY[kind],)), IDENTITY[kind])
 
 
 def info_of(dataset: Dataset, path: Path, reading: ReadOptions, part: int | None) -> ImageInfo:
@@ -163,7 +158,7 @@ def info_of(dataset: Dataset, path: Path, reading: ReadOptions, part: int | None
         notes.append(MIDDLE)
     if deep and not reading.window and not has_window(header):
         notes.append(NO_WINDOW)
-    whose = _text(dataset, "PatientID")
+    whose = text_of(dataset, "PatientID")
     return ImageInfo(
         height,
         width,
@@ -196,12 +191,16 @@ def describe_header(
 
 
 def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:
-    """Return the properties that other pictures must share: DICOM's codes and the pixel size. ``header``: a frame's."""
-    colours = _text(dataset, "PhotometricInterpretation")
+    """Return the properties that other pictures must share: DICOM's codes and the pixel size. ``header``: a frame's.
+
+    A code that DICOM does not define is "other", because it may be a text.
+    """
+    colours = text_of(dataset, "PhotometricInterpretation")
+    modality = text_of(dataset, "Modality")
     place = frame_place(header)
     return Acquisition(
         format="dicom",
-        modality=modality_of(dataset),
+        modality=modality if modality in (*MODALITIES, "") else "other",
         plane=place.plane,
         photometric=colours if colours in PHOTOMETRIC else "other",
         rescaled=bool(header.get("ModalityLUTSequence")) or "RescaleSlope" in header,
@@ -224,11 +223,9 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
     elif int(header.get("BitsStored") or 32) <= 8 and "RescaleSlope" not in header:
         shown = values / (2.0**header.BitsStored - 1)
     else:
-        seen = values[~padding]
-        shown = np.zeros_like(values)
-        if seen.size and seen.max() > seen.min():
-            low = seen.min()
-            shown = (values - low) / (seen.max() - low)
+        seen = values[~padding] if (~padding).any() else np.zeros(1)
+        low, high = seen.min(), seen.max()
+        shown = (values - low) / (high - low) if high > low else np.zeros_like(values)
     if header.PhotometricInterpretation == "MONOCHROME1":
         shown = 1 - shown
     clipped = np.clip(shown, 0, 1)
@@ -237,12 +234,11 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
 
 def check_rescale(header: Dataset) -> None:
     """Raise ScanError for one of slope and intercept alone, which pydicom ignores, unless it changes nothing."""
-    slope = header.get("RescaleSlope")
-    intercept = header.get("RescaleIntercept")
-    if (slope is not None and intercept is not None) or header.get("ModalityLUTSequence"):
+    slope, intercept = header.get("RescaleSlope"), header.get("RescaleIntercept")
+    if header.get("ModalityLUTSequence") or None not in (slope, intercept):
         return
     if slope not in (None, 1) or intercept not in (None, 0):
-        has, lacks = ("Slope", "Intercept") if slope is not None else ("Intercept", "Slope")
+        has, lacks = ("Intercept", "Slope") if slope is None else ("Slope", "Intercept")
         raise ScanError(
             f"its header has Rescale{has} and no Rescale{lacks}: in which unit its values are is not known"
         )
@@ -283,10 +279,8 @@ def _by_table(values: Array, header: Dataset) -> Array:
 def _window_of(header: Dataset) -> tuple[float, float] | None:
     """Return centre and width of the header's first window, or None where it has no valid one."""
     centre, width = (_first(header.get(name)) for name in ("WindowCenter", "WindowWidth"))
-    if centre is None or width is None:
-        return None
     linear = header.get("VOILUTFunction", "LINEAR") == "LINEAR"
-    if width < (1 if linear else 1e-6):
+    if centre is None or width is None or width < (1 if linear else 1e-6):
         return None
     return centre, width
 
@@ -325,22 +319,17 @@ def _frame(dataset: Dataset, wanted: int | None) -> int:
 
 
 def warnings_of(dataset: Dataset) -> Names:
-    burned = _text(dataset, "BurnedInAnnotation").upper()
-    if burned == "YES":
-        return (BURNT,)
+    burned = text_of(dataset, "BurnedInAnnotation").upper()
     often = dataset.get("Modality") in OFTEN_BURNT or "ConversionType" in dataset
-    return (MAYBE_BURNT,) if often and burned != "NO" else ()
+    note = BURNT if burned == "YES" else MAYBE_BURNT
+    return (note,) * (burned == "YES" or (often and burned != "NO"))
 
 
 def _first(value: Any) -> float | None:
     """Return the first of several numbers, or the number itself; None for no value."""
     if isinstance(value, Sequence) and value:
         value = value[0]
-    return None if value is None or value == "" else float(value)
-
-
-def _text(dataset: Dataset, keyword: str) -> str:
-    return str(dataset.get(keyword) or "").strip()
+    return None if value in (None, "") else float(value)
 
 
 class DicomReader:
@@ -375,9 +364,9 @@ class DicomReader:
             else:
                 picture = Image.fromarray(_to_rgb(array, dataset))
             spacing = spacing_of(header, ratio=not reading.spacing)
-            fitted = fit_picture(picture, spacing, reading, Image.Resampling.BILINEAR)
-            array_out = np.asarray(fitted)
-            return array_out[..., np.newaxis] if array_out.ndim == 2 else array_out
+            return np.atleast_3d(
+                fit_picture(picture, spacing, reading, Image.Resampling.BILINEAR)
+            )
 
     def describe(self, path: Path, where: str) -> FileSummary:
         """Return identity and properties of a file, or what it is without a picture."""

@@ -95,12 +95,9 @@ def load(path: Path, tags: Names) -> Dataset:
     )
     if bare and not dataset.file_meta.get("TransferSyntaxUID"):
         implicit, little = dataset.original_encoding
-        plain = (
-            pydicom.uid.ExplicitVRLittleEndian if little else pydicom.uid.ExplicitVRBigEndian
-        )
-        dataset.file_meta.TransferSyntaxUID = (
-            pydicom.uid.ImplicitVRLittleEndian if implicit else plain
-        )
+        kind = "Implicit" if implicit else "Explicit"
+        order = "Little" if little or implicit else "Big"
+        dataset.file_meta.TransferSyntaxUID = getattr(pydicom.uid, f"{kind}VR{order}Endian")
     return without_empty(dataset)
 
 
@@ -137,13 +134,23 @@ def without_empty(dataset: Dataset) -> Dataset:
 def of_frame(dataset: Dataset, frame: int) -> Dataset:
     """Return the header of one frame: enhanced files have spacing, rescaling and window in functional groups."""
     header = dataset.copy()
-    shared = dataset.get("SharedFunctionalGroupsSequence") or []
-    per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
-    for groups in (*shared[:1], *per_frame[frame : frame + 1]):
+    for groups in groups_of(dataset, frame):
         for name in GROUPS:
             for item in (groups.get(name) or [])[:1]:
                 header.update(without_empty(item))
     return header
+
+
+def groups_of(dataset: Dataset, frame: int) -> list[Dataset]:
+    """Return the functional groups of a frame: those of all frames, then its own."""
+    shared = dataset.get("SharedFunctionalGroupsSequence") or []
+    per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
+    return [*shared[:1], *per_frame[frame : frame + 1]]
+
+
+def text_of(dataset: Dataset, keyword: str) -> str:
+    """Return an attribute as text, "" without one."""
+    return str(dataset.get(keyword) or "").strip()
 
 
 def frames_of(dataset: Dataset) -> int:

@@ -63,9 +63,7 @@ def read_stored_classes(path: Path, where: str, reading: ReadOptions) -> Array:
             raise DataError(
                 f"its pixels are {mask.mode}; save classes 0, 1, 2, ... as 8-bit grey"
             )
-        return np.asarray(fit_picture(mask, None, reading, Image.Resampling.NEAREST)).astype(
-            np.uint8
-        )
+        return fit_picture(mask, None, reading, Image.Resampling.NEAREST).astype(np.uint8)
 
 
 def remarks_on(picture: Image.Image) -> Iterator[str]:
@@ -145,8 +143,7 @@ class PictureReader:
                 picture = Image.fromarray(1 - values if white else values)
             else:
                 picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
-            array = np.asarray(fit_picture(picture, None, reading, Image.Resampling.BILINEAR))
-        return array[..., np.newaxis] if array.ndim == 2 else array
+            return np.atleast_3d(fit_picture(picture, None, reading, Image.Resampling.BILINEAR))
 
     def describe(self, path: Path, where: str) -> FileSummary:
         """Return format, size and bits of a picture."""
@@ -158,11 +155,9 @@ class PictureReader:
                     picture.verify()  # its parts have check sums; nothing is decoded
         except DataError as error:
             raise DataError(str(error).replace(f"{path.name} ", "it ", 1)) from None
-        bits, colour = (
-            (16, "grey")
-            if mode.startswith("I;16")
-            else (OTHER_BITS.get(mode, 8), COLOURS.get(mode, "colour"))
-        )
+        mode, *deep = mode.split(";")  # I;16B is grey of 16 bits
+        bits = 16 if deep else OTHER_BITS.get(mode, 8)
+        colour = COLOURS.get(mode, "colour")
         values = [
             ("format", kind),
             ("size", f"{width} x {height}"),

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from PIL import Image
 
 from partitions.common.errors import DataError
@@ -82,9 +83,9 @@ class SampleSource:
     """One sample before it is read: its place, and its label, split and patient."""
 
     where: str  # for messages: "table.csv, line 7"
-    labels: Names  # none where there is a mask
-    split: str  # "" = not given
-    patient: str  # "" = not given
+    labels: Names = ()  # none where there is a mask
+    split: str = ""  # "" = not given
+    patient: str = ""  # "" = not given
     file: Path | None = None
     text: str = ""
     subgroup: str = ""  # "" = not known
@@ -153,13 +154,8 @@ def pseudonym(name: str) -> str:
 
 def hash_text(text: str) -> str:
     """Return a keyed hash of a text as it is written; "" stays ""."""
-    return (
-        hashlib.blake2b(
-            text.encode(errors="surrogatepass"), key=KEY, digest_size=16
-        ).hexdigest()
-        if text
-        else ""
-    )
+    content = text.encode(errors="surrogatepass")
+    return hashlib.blake2b(content, key=KEY, digest_size=16).hexdigest() if text else ""
 
 
 def fitted_size(
@@ -182,15 +178,13 @@ def square(
             raise ScanError("it does not say how large its pixels are; leave --spacing out")
         return height, width
     pixel = wanted or min(spacing)
-    sides = (
-        max(1, round(height * spacing[0] / pixel)),
-        max(1, round(width * spacing[1] / pixel)),
+    height, width = (
+        max(1, round(side * mm / pixel))
+        for side, mm in zip((height, width), spacing, strict=True)
     )
-    if max(sides) > MOST_SIDE:
-        raise ScanError(
-            f"it would have {max(sides)} pixels on a side; give another --spacing, in mm"
-        )
-    return sides
+    if (most := max(height, width)) > MOST_SIDE:
+        raise ScanError(f"it would have {most} pixels on a side; give another --spacing, in mm")
+    return height, width
 
 
 def fit_picture(
@@ -198,22 +192,22 @@ def fit_picture(
     spacing: tuple[float, float] | None,
     reading: ReadOptions,
     resampling: Image.Resampling,
-) -> Image.Image:
-    """Return a picture with square pixels, of the requested size.
+) -> Array:
+    """Return a picture with square pixels, of the requested size, as an array (h, w[, c]).
 
     Without a requested spacing it is stretched to the size. With one it is cropped, or padded with 0, about its centre,
     so that a pixel keeps its mm.
     """
     height, width = square(picture.height, picture.width, spacing, reading.spacing)
-    if reading.size and reading.spacing is None:
-        height = width = reading.size
+    size = reading.size
+    if size and reading.spacing is None:
+        height = width = size
     if (width, height) != picture.size:
         picture = picture.resize((width, height), resampling)
-    if reading.size and (width, height) != (reading.size, reading.size):
-        left = (width - reading.size) // 2
-        top = (height - reading.size) // 2
-        picture = picture.crop((left, top, left + reading.size, top + reading.size))
-    return picture
+    if size and (width, height) != (size, size):
+        left, top = (width - size) // 2, (height - size) // 2
+        picture = picture.crop((left, top, left + size, top + size))
+    return np.asarray(picture)
 
 
 def slices_taken(depth: int, count: int) -> list[int]:
@@ -250,10 +244,7 @@ def redacted_errors(where: str, kind: str, hint: str = "") -> Iterator[None]:
 
     Raises DataError, one line: ``where`` and a text of ours, or the kind of error alone.
     """
-    loggers = [
-        logging.getLogger(name)
-        for name in ("pydicom", "nibabel", "nibabel.global", "highdicom")
-    ]
+    loggers = [*map(logging.getLogger, ("pydicom", "nibabel", "nibabel.global", "highdicom"))]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

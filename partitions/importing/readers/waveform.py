@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from partitions.importing.readers.dicom_file import begins_dicom, load
+from partitions.importing.readers.dicom_file import begins_dicom, load, text_of
 from partitions.importing.readers.reader import ScanError
 from partitions.importing.readers.signals import Recording, SignalReader, make_recording
 from partitions.splits import Array
@@ -48,24 +48,14 @@ def open_waveform(path: Path) -> Recording:
         from pydicom.waveforms import multiplex_array
 
         stored = multiplex_array(dataset, 0, as_raw=True)
-        if padding := group.get("WaveformPaddingValue"):
-            pad = (
-                np.frombuffer(padding, stored.dtype)[0]
-                if isinstance(padding, bytes)
-                else padding
-            )
-        missing = stored == pad if padding else np.zeros(stored.shape, bool)
-        physical = np.where(missing, np.nan, stored.astype(np.float64))
+        padding = group.get("WaveformPaddingValue") or ()
+        if isinstance(padding, bytes):
+            padding = np.frombuffer(padding, stored.dtype)[:1]
+        physical = np.where(np.isin(stored, padding), np.nan, stored.astype(np.float64))
         return [_physical(physical[:, i], defined[i]) for i in places]
 
-    patient = str(dataset.get("PatientID") or "").strip()
-    return make_recording(
-        "dicom-waveform",
-        channels,
-        values,
-        patient=patient,
-        notes=(SEVERAL,) * (len(groups) > 1),
-    )
+    whose, notes = text_of(dataset, "PatientID"), (SEVERAL,) * (len(groups) > 1)
+    return make_recording("dicom-waveform", channels, values, patient=whose, notes=notes)
 
 
 def _first(channel: Any, sequence: str, keyword: str) -> str:
@@ -89,11 +79,10 @@ def _unit(channel: Any) -> str:
 def _physical(stored: Array, channel: Any) -> Array:
     """Return a DICOM channel in its unit (PS3.3, C.10.9.1.4.6)."""
     factor = channel.get("ChannelSensitivityCorrectionFactor")
-    offset = channel.get("ChannelBaseline")
     scale = float(channel.get("ChannelSensitivity") or 1) * float(
         1 if factor is None else factor
     )
-    return np.asarray(stored * scale + float(offset or 0))
+    return np.asarray(stored * scale + float(channel.get("ChannelBaseline") or 0))
 
 
 READER = SignalReader(open_waveform, begins_waveform)

@@ -25,8 +25,9 @@ Source: DICOM PS3.3, C.7.6.2.1.1 (place and orientation of a plane), A.51 and C.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +49,14 @@ from partitions.importing.readers.dicom_file import (
     check_readable,
     frame_place,
     frames_of,
+    groups_of,
     is_grey,
     load,
     of_frame,
     pixels_of,
+    text_of,
 )
-from partitions.importing.readers.reader import Paths, ScanError, pseudonym
+from partitions.importing.readers.reader import Paths, ScanError, hash_text, pseudonym
 from partitions.importing.readers.volumes.grid import Grid, check_grid
 from partitions.recipes.reading import Acquisition
 from partitions.splits import Array, Shape
@@ -76,21 +79,24 @@ class Plane:
 
 
 @dataclass(frozen=True)
-class Series:
-    """A series' slices in order, their grid (slice, row, column), and the properties that others must share."""
+class Scan:
+    """A scan from its headers. ``acquired``: the properties that others must share.
 
-    planes: tuple[Plane, ...]
+    ``patient``: a pseudonym, and the hash of what it is made of; ``values``: reads the values in the machine's unit,
+    float32 of the grid's shape, and which are padding, bool; ``planes``: of a series, its slices in order.
+    """
+
     grid: Grid
     acquired: Acquisition
     notes: Names
-    patient: str  # as the header has it
+    patient: Names
+    values: Callable[[], tuple[Array, Array]]
+    planes: Sequence[Plane] = ()
 
 
-def read_series(files: Paths) -> Series:
+def read_series(files: Paths) -> Scan:
     """Read the slices of a series from their headers. Raises ScanError where they are no volume."""
-    planes: list[Plane] = []
-    notes: list[str] = []
-    kinds: set[str] = set()
+    planes, notes, kinds = list[Plane](), list[str](), set[str]()
     for path in files:
         dataset = load(path, (*KIND, *PIXELS, *PLACE, "PatientID"))
         check_readable(dataset, path)
@@ -107,8 +113,9 @@ def read_series(files: Paths) -> Series:
     check_picture((len(planes), *first.pixels), "its volume")
     planes, grid = stack_planes(planes)
     taken = read_acquisition(dataset, of_frame(dataset, 0))
-    patient = str(dataset.get("PatientID") or "").strip()
-    return Series(tuple(planes), grid, taken, tuple(dict.fromkeys(notes)), patient)
+    patient = text_of(dataset, "PatientID")
+    whose, values = (pseudonym(patient), hash_text(patient)), partial(read_planes, planes, grid)
+    return Scan(grid, taken, tuple(dict.fromkeys(notes)), whose, values, planes)
 
 
 def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
@@ -172,14 +179,13 @@ def stack_planes(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
     return ordered, grid
 
 
-def series_values(series: Series) -> tuple[Array, Array]:
+def read_planes(planes: Sequence[Plane], grid: Grid) -> tuple[Array, Array]:
     """Return the values in the machine's unit, float32 (slice, row, column), and which voxels are padding, bool.
 
     MONOCHROME1 is not inverted yet, because a window is in the machine's unit.
     """
-    values = np.empty(series.grid.shape, np.float32)
-    padding = np.zeros(series.grid.shape, bool)
-    for k, plane in enumerate(series.planes):
+    values, padding = np.empty(grid.shape, np.float32), np.zeros(grid.shape, bool)
+    for k, plane in enumerate(planes):
         dataset = load(plane.path, (*KIND, *PIXELS))
         stored = pixels_of(plane.path, dataset, plane.frame)
         values[k], padding[k] = in_unit(stored, of_frame(dataset, plane.frame))
@@ -210,14 +216,12 @@ def referenced_series(path: Path) -> set[str]:
     for frame in dataset.get("ReferencedFrameOfReferenceSequence") or []:
         for study in frame.get("RTReferencedStudySequence") or []:
             named += study.get("RTReferencedSeriesSequence") or []
-    return {pseudonym(str(item.get("SeriesInstanceUID") or "").strip()) for item in named} - {
-        ""
-    }
+    return {pseudonym(text_of(item, "SeriesInstanceUID")) for item in named} - {""}
 
 
 def kind_of_outlines(path: Path) -> str:
     """Return an object's modality. Raises TooLargeError where its contours are too large to be parsed."""
-    kind = str(load(path, ("Modality",)).get("Modality"))
+    kind = text_of(load(path, ("Modality",)), "Modality")
     if kind == "RTSTRUCT":  # the pixels of all others are not parsed
         check_size(PARSED * path.stat().st_size, "its file of outlines")
     return kind
@@ -254,7 +258,7 @@ def outlines_of(path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
 
 def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
     """Yield the segments of a SEG object."""
-    kind = str(dataset.get("SegmentationType"))
+    kind = text_of(dataset, "SegmentationType")
     frames = frames_of(dataset)
     check_picture((frames, dataset.Rows, dataset.Columns), "its outlines")
     check_decoder(dataset, path)
@@ -278,17 +282,12 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
 
     for segment in dataset.get("SegmentSequence") or []:
         number = int(segment.SegmentNumber)
-        yield (
-            str(segment.get("SegmentLabel") or "").strip().casefold(),
-            lambda number=number: mask(number),
-        )
+        yield text_of(segment, "SegmentLabel").casefold(), partial(mask, number)
 
 
 def segment_of(dataset: Dataset, frame: int) -> int:
     """Return the segment of a frame; 0 for a label map, where it is in the pixels."""
-    shared = dataset.get("SharedFunctionalGroupsSequence") or []
-    per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
-    for groups in (*per_frame[frame : frame + 1], *shared[:1]):
+    for groups in reversed(groups_of(dataset, frame)):
         for item in groups.get("SegmentIdentificationSequence") or []:
             return int(item.ReferencedSegmentNumber)
     return 0
@@ -312,34 +311,31 @@ def slice_index(header: Dataset, grid: Grid) -> int:
 def contours(dataset: Dataset, grid: Grid) -> Iterator[tuple[str, Any]]:
     """Yield the outlines of an RTSTRUCT object."""
     names = {
-        int(roi.ROINumber): str(roi.get("ROIName") or "").strip().casefold()
+        int(roi.ROINumber): text_of(roi, "ROIName").casefold()
         for roi in dataset.get("StructureSetROISequence") or []
     }
     for roi in dataset.get("ROIContourSequence") or []:
         drawn = list(roi.get("ContourSequence") or [])
-        yield (
-            names.get(int(roi.ReferencedROINumber), ""),
-            lambda drawn=drawn: fill_outline(drawn, grid),
-        )
+        yield names.get(int(roi.ReferencedROINumber), ""), partial(fill_outline, drawn, grid)
 
 
 def fill_outline(drawn: Sequence[Dataset], grid: Grid) -> Array:
     """Return the voxels inside an outline's contours."""
-    voxels = np.zeros(grid.shape, bool)
-    back = np.linalg.inv(grid.affine)
+    voxels, back = np.zeros(grid.shape, bool), np.linalg.inv(grid.affine)
     for contour in drawn:
         if contour.get("ContourGeometricType") not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
             raise ScanError("its outline has points or lines that enclose nothing")
         points = np.array(contour.ContourData, float).reshape(-1, 3)
-        places = np.column_stack([points, np.ones(len(points))]) @ back.T
-        k = round(float(np.median(places[:, 0])))
+        places = (np.column_stack([points, np.ones(len(points))]) @ back.T).T
+        slices, rows, columns = places[:3]
+        k = round(float(np.median(slices)))
         if (
             not np.isfinite(places).all()
-            or np.abs(places[:, 0] - k).max() > 0.25
+            or np.abs(slices - k).max() > 0.25
             or not 0 <= k < grid.shape[0]
         ):
             raise ScanError(OFF_THE_SLICES)
-        voxels[k] ^= inside(places[:, 1], places[:, 2], grid.shape[1:])
+        voxels[k] ^= inside(rows, columns, grid.shape[1:])
     return voxels
 
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import gzip
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +27,6 @@ import numpy as np
 from PIL import Image
 
 from partitions.common.files import write_atomically
-from partitions.common.names import Names
 from partitions.common.sizes import check_picture
 from partitions.importing.readers.reader import (
     ImageInfo,
@@ -37,7 +36,6 @@ from partitions.importing.readers.reader import (
     fitted_size,
     hash_text,
     load_library,
-    pseudonym,
     redacted_errors,
     slices_taken,
 )
@@ -50,32 +48,13 @@ from partitions.importing.readers.volumes.nifti_file import (
     stored_classes,
     stored_values,
 )
-from partitions.importing.readers.volumes.series import (
-    Series,
-    draw_outlines,
-    read_series,
-    series_values,
-)
+from partitions.importing.readers.volumes.series import Scan, draw_outlines, read_series
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
 
 PERCENTILES = (0.5, 99.5)
 NO_UNIT_WINDOW = "have no window: they reach over their own 99 %; --window gives all the same"
 FIRST = "have several times or channels: the first is taken"
-
-
-@dataclass(frozen=True)
-class Scan:
-    """A scan from its headers. ``patient``: a pseudonym, and the hash of what it is made of.
-
-    ``values``: reads the values in the machine's unit, float32 of the grid's shape, and which are padding, bool.
-    """
-
-    grid: Grid
-    acquired: Acquisition
-    notes: Names
-    patient: tuple[str, str]
-    values: Callable[[], tuple[Array, Array]]
 
 
 def is_volume(files: Paths) -> bool:
@@ -91,11 +70,7 @@ def title_of(files: Paths) -> str:
 def open_scan(files: Paths, *, whole: bool) -> Scan:
     """Read the headers of a scan, to be used as a whole or slice by slice. Raises ScanError."""
     if not is_volume(files):
-        series = read_series(files)
-        whose = pseudonym(series.patient), hash_text(series.patient)
-        return Scan(
-            series.grid, series.acquired, series.notes, whose, lambda: series_values(series)
-        )
+        return read_series(files)
     path = files[0]
     image = load_nifti(path)
     several = len(nifti_shape(image)) > 3
@@ -110,14 +85,8 @@ def open_scan(files: Paths, *, whole: bool) -> Scan:
 
     # The volume counts as a patient, so that its slices are all in one split.
     whose = (hash_text(str(path.resolve())),) * 2
-    notes = (FIRST,) * several
-    return Scan(
-        nifti_grid(image, straight=whole),
-        Acquisition("nifti", plane="axial"),
-        notes,
-        whose,
-        values,
-    )
+    grid, taken = nifti_grid(image, straight=whole), Acquisition("nifti", plane="axial")
+    return Scan(grid, taken, (FIRST,) * several, whose, values)
 
 
 def volume_parts(path: Path, where: str, reading: ReadOptions) -> tuple[list[int | None], int]:
@@ -151,9 +120,8 @@ def read_volume(
     with redacted_errors(where, title_of(files)):
         if reading.volume is None:
             grid, values = shown_of_file(files[0], files[0].stat().st_mtime_ns, reading.window)
-            return axial_slice(grid, values, part, reading, Image.Resampling.BILINEAR)[
-                ..., np.newaxis
-            ]
+            plane = axial_slice(grid, values, part, reading, Image.Resampling.BILINEAR)
+            return plane[..., np.newaxis]
         scan = open_scan(files, whole=True)
         shape, step = steps(scan.grid, reading)
         values = scan.grid.turn(scale_window(scan, reading.window))
@@ -178,10 +146,9 @@ def axial_slice(
 ) -> Array:
     """Return an axial slice (h, w), of the requested size; None: the middle one."""
     turned = grid.turn(values)
-    if part is None:
-        part = len(turned) // 2
-    picture = Image.fromarray(np.ascontiguousarray(turned[part]))
-    return np.asarray(fit_picture(picture, grid.canonical.pixel, reading, resampling))
+    plane = turned[len(turned) // 2 if part is None else part]
+    picture = Image.fromarray(np.ascontiguousarray(plane))
+    return fit_picture(picture, grid.canonical.pixel, reading, resampling)
 
 
 def scale_window(scan: Scan, window: tuple[float, float] | None) -> Array:
@@ -189,9 +156,7 @@ def scale_window(scan: Scan, window: tuple[float, float] | None) -> Array:
     values, padding = scan.values()
     low = high = 0.0
     if window:
-        centre, width = window
-        low = centre - width / 2
-        high = centre + width / 2
+        low, high = window[0] - window[1] / 2, window[0] + window[1] / 2
     elif (seen := values[~padding]).size:
         low, high = np.percentile(seen, PERCENTILES, overwrite_input=True)
         del seen
@@ -307,7 +272,7 @@ def write_nifti(path: Path, mask: Array, affine: Array) -> None:
     write_atomically(path, gzip.compress(image.to_bytes(), mtime=0))
 
 
-def _sources(series: Series) -> list[Any]:
+def _sources(series: Scan) -> list[Any]:
     """Return the headers of a series' files, with what the standard demands of the source of outlines."""
     from pydicom import dcmread
 
