@@ -22,7 +22,7 @@ from partitions.common.errors import DataError
 from partitions.common.names import Names
 from partitions.importing.files import (
     Faults,
-    check_links,
+    check_inside,
     files_below,
     is_hidden,
     kind_of_other,
@@ -106,7 +106,7 @@ def find_studies(
         with problems.collect():
             check_without_csv(source, classes, options.take)
     placed = placed_files(source)
-    check_links(source, placed)
+    check_inside(source, placed)
     files = [path for _, path in placed]
     studies, others = _group(source, placed, named, reading, faults)
     outlines = find_outlines(placed, others, options) if reading.outlines else {}
@@ -224,7 +224,7 @@ def has_outlines(folder: Path) -> bool:
 def series_below(folder: Path, where: str, reading: ReadOptions) -> tuple[Path, ...]:
     """Return the files of the only series in a folder. Raises DataError where there is none, or several."""
     placed = placed_files(folder)
-    check_links(folder, ((where, path) for _, path in placed))
+    check_inside(folder, ((where, path) for _, path in placed))
     faults = Faults(None)
     studies, _ = _group(folder, placed, (), reading, faults, quiet=True)
     faults.check(len(placed))

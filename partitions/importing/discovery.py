@@ -15,9 +15,8 @@ from partitions.importing.dicom_series import (
     series_below,
 )
 from partitions.importing.files import (
-    check_links,
+    check_inside,
     files_below,
-    files_outside,
     is_hidden,
     kind_of_other,
     list_kinds,
@@ -36,12 +35,15 @@ from partitions.importing.tables import read_lines
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
 
+LISTED_OUT = (
+    "names a file outside its folder: name the csv, not the folder, if the list is yours"
+)
+
 
 def find_rows(source: Path, options: ImportOptions) -> Listing:
     """Return all samples of a source."""
     if options.pictures:
         return find_others(source, options.pictures, options)
-    table = options.labels_from
     take, outlines, classes = options.take, options.reading.outlines, options.labels
     if source.is_file():
         if (kind := kind_of(source)) != "picture":
@@ -49,15 +51,12 @@ def find_rows(source: Path, options: ImportOptions) -> Listing:
             raise DataError(
                 f"{source} is one {what}; name the folder that it lies in, or a csv with a column file"
             )
-        if table:
+        if options.labels_from:
             raise DataError("--labels-from goes with a folder of DICOM files")
         return slice_volumes(read_csv(source, options), options)
-    table_inside = None if table else only_csv(source)
-    if table_inside and not is_joined(table_inside, source):
-        return slice_volumes(
-            within(read_csv(table_inside, options), source, table_inside), options
-        )
-    table, scans = table or table_inside, holds_dicom(source)
+    table, scans = folder_csv(source, options), holds_dicom(source)
+    if isinstance(table, Listing):
+        return table
     label = options.survival or options.label
     if outlines and (table or label or take.patient or not scans):
         raise DataError(
@@ -96,18 +95,13 @@ def find_others(
         if source.suffix.lower() in ENDINGS:
             return slice_volumes(read_csv(source, options), options)
         where = "the file" if kind_of(source) != "picture" else str(source)
-        rows = [SampleSource(where, (), "", "", file=source)]
+        rows = [SampleSource(where, file=source)]
         return slice_volumes(Listing(rows, labelled=False), options)
-    unread = [] if labelled else csv_files(source)
-    if recipe.reading.outlines:
-        labelled = labelled and has_outlines(source)
-    table = options.labels_from
-    table_inside = None if table or unread else only_csv(source)
-    if table_inside and not is_joined(table_inside, source):
-        return slice_volumes(
-            within(read_csv(table_inside, options), source, table_inside), options
-        )
-    table = (table or table_inside) if labelled else None
+    table = folder_csv(source, options) if labelled else None
+    if isinstance(table, Listing):
+        return table
+    if recipe.reading.outlines and not (labelled and has_outlines(source)):
+        labelled, table = False, None
     folders = {folder.name for _, folder in class_folders(source)}
     by_folder = labelled and not table and recipe.labels_by == "folder"
     of_classes = by_folder and bool(folders) and folders <= {*recipe.classes}
@@ -124,15 +118,18 @@ def find_others(
     if of_classes:
         rows = list(folder_rows(source, options.take.patient))
         return slice_volumes(found_in_folders(rows, source, options), options)
-    rows = linked_inside(list(loose_rows(source)), source)
+    files = filter(is_sample, files_below(source))
+    loose = (path for path in files if not path.name.startswith("."))
+    rows = numbered_inside([SampleSource(str(path), file=path) for path in loose], source)
+    tables = csv_files(source)
     if not rows:
         instead = (
-            f"; name its csv itself ({unread[0].name})"
-            if unread
+            f"; name its csv itself ({tables[0].name})"
+            if tables
             else " and no csv that lists some"
         )
         raise DataError(f"{source} has no pictures{instead}")
-    taken = [*csv_files(source), *(path for row in rows for path in paths_of(row))]
+    taken = [*tables, *(path for row in rows for path in paths_of(row))]
     notes = passed_over(source, taken, named=False)
     return slice_volumes(Listing(rows, labelled=False, notes=notes), options)
 
@@ -149,6 +146,14 @@ def only_csv(folder: Path) -> Path | None:
             f"{folder} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use"
         )
     return next(iter(tables), None)
+
+
+def folder_csv(source: Path, options: ImportOptions) -> Listing | Path | None:
+    """Return the samples that a folder's csv lists, or else the csv with labels of its DICOM files, if there is one."""
+    table = options.labels_from or only_csv(source)
+    if not table or options.labels_from or is_joined(table, source):
+        return table
+    return slice_volumes(within(read_csv(table, options), source, table), options)
 
 
 def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOptions) -> Listing:
@@ -168,19 +173,13 @@ def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOpti
                     f"{which} {len(others)} files are no pictures ({kinds}): convert them, or take it out"
                 )
     options.faults.check(len(class_folders(source)))
-    rows = linked_inside(number_samples(rows, source), source)
+    rows = numbered_inside(rows, source)
     return Listing(
         rows,
         by="folder",
         patient=patient,
         notes=passed_over(source, taken, named=named and not patient),
     )
-
-
-def linked_inside(rows: list[SampleSource], source: Path) -> list[SampleSource]:
-    """Return the rows. Raises DataError where a file is a link out of the source."""
-    check_links(source, ((row.where, path) for row in rows for path in paths_of(row)))
-    return rows
 
 
 def within(listing: Listing, source: Path, table: Path) -> Listing:
@@ -191,10 +190,7 @@ def within(listing: Listing, source: Path, table: Path) -> Listing:
     A list in an export must not reach other files of the hospital. A csv that the user names itself may.
     """
     listed = [(row.where, path) for row in listing.rows for path in paths_of(row)]
-    for where in files_outside(source, listed):
-        raise DataError(
-            f"{where} names a file outside its folder: name the csv, not the folder, if the list is yours"
-        )
+    check_inside(source, listed, LISTED_OUT)
     if not listed:
         return listing
     below = [inner for _, path in listed if path.is_dir() for inner in files_below(path)]
@@ -202,33 +198,25 @@ def within(listing: Listing, source: Path, table: Path) -> Listing:
     return replace(listing, notes=(*listing.notes, *passed_over(source, taken, named=False)))
 
 
-def loose_rows(source: Path) -> Iterator[SampleSource]:
-    """Yield pictures and volumes anywhere below a folder, without labels."""
-    for where, path in placed_files(source):
-        if is_sample(path) and not path.name.startswith("."):
-            sample = SampleSource(str(path), (), "", "", file=path)
-            yield replace(sample, where=where) if is_unnamed(sample) else sample
-
-
 def is_joined(table: Path, source: Path) -> bool:
     """Return whether a folder's csv has labels for DICOM files there without a column of files."""
     return holds_dicom(source) and "file" not in read_lines(table).columns
 
 
-def number_samples(rows: list[SampleSource], source: Path) -> list[SampleSource]:
+def numbered_inside(rows: list[SampleSource], source: Path) -> list[SampleSource]:
     """Name volumes, and files in a patient's folder, by their number among all files of the source.
 
-    This is done as for DICOM files: names may contain patients' names.
+    This is done as for DICOM files: names may contain patients' names. Raises DataError where a file is a link out of
+    the source.
     """
-    if not any(is_unnamed(row) or row.patient for row in rows):
-        return rows
-    place = {path: where for where, path in placed_files(source)}
-    return [
-        replace(row, where=place[row.file])
-        if row.file and (row.patient or is_unnamed(row))
-        else row
-        for row in rows
-    ]
+    if any(is_unnamed(row) or row.patient for row in rows):
+        place = {path: where for where, path in placed_files(source)}
+        rows = [
+            replace(row, where=place[row.path]) if row.patient or is_unnamed(row) else row
+            for row in rows
+        ]
+    check_inside(source, ((row.where, path) for row in rows for path in paths_of(row)))
+    return rows
 
 
 def is_unnamed(row: SampleSource) -> bool:

@@ -22,6 +22,7 @@ from partitions.common.names import Names
 from partitions.importing.readers.reader import Unavailable
 
 MOST_NAMED = 3  # files in a message
+LINK_OUT = "is a link that leads out of the folder: copy what it points to into its place, or take it out"
 SYSTEM = ("thumbs.db", "desktop.ini", "__macosx")  # files and folders that systems make
 # Beside scans, where any other text after a point may be a name's
 ENDINGS = re.findall(
@@ -106,22 +107,15 @@ def placed_files(source: Path) -> list[tuple[str, Path]]:
     return [(f"{source}, file {i} of {len(files)}", path) for i, path in enumerate(files, 1)]
 
 
-def files_outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[str]:
-    """Yield the names of files outside the folder after following links; ``files``: name for messages, and path."""
+def check_inside(folder: Path, files: Iterable[tuple[str, Path]], what: str = LINK_OUT) -> None:
+    """Raise DataError where a file is outside the folder after following links.
+
+    ``files``: name for messages, and path; ``what``: what such a file is, and how to mend it.
+    """
     inside = os.path.realpath(folder)
-    return (
-        where
-        for where, path in files
-        if path and not Path(os.path.realpath(path)).is_relative_to(inside)
-    )
-
-
-def check_links(folder: Path, files: Iterable[tuple[str, Path | None]]) -> None:
-    """Raise DataError where a file is a link out of the folder; ``files``: name for messages, and path."""
-    for where in files_outside(folder, files):
-        raise DataError(
-            f"{where} is a link that leads out of the folder: copy what it points to into its place, or take it out"
-        )
+    for where, path in files:
+        if not Path(os.path.realpath(path)).is_relative_to(inside):
+            raise DataError(f"{where} {what}")
 
 
 def is_hidden(path: Path, source: Path) -> bool:
@@ -148,10 +142,9 @@ def list_kinds(kinds: Counter[str]) -> str:
 
 def passed_over(source: Path, taken: Collection[Path | None], *, named: bool = True) -> Names:
     """Return the note on files below a folder that are not ``taken``, and on links."""
-    files, taken_paths = list(files_below(source)), set(taken)
-    kinds = Counter(
-        kind_of_other(path, source, named=named) for path in files if path not in taken_paths
-    )
+    files = list(files_below(source))
+    others = set(files).difference(taken)
+    kinds = Counter(kind_of_other(path, source, named=named) for path in others)
     notes = [
         f"{kinds.total()} of {len(files)} files are passed over: {list_kinds(kinds)}"
     ] * bool(kinds)

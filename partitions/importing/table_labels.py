@@ -8,11 +8,13 @@ from pathlib import Path
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names, unknown_name
+from partitions.common.sizes import MOST_LINE
 from partitions.recipes.cells import GAPS, MINUS, is_number
 from partitions.recipes.lines import Line
 from partitions.recipes.people import is_row, unknown_column
 from partitions.recipes.pipeline import LONGEST_SHOWN, shorten_cell, value_of
 from partitions.recipes.recipe import Column
+from partitions.schema import few
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -58,8 +60,7 @@ def list_columns(header: Sequence[str]) -> str:
     """Return the columns of a csv as text for a message; a first line that may be a patient's row is not shown."""
     if is_row(header):
         return "its first line has numbers or dates, as a row has, and is not shown; write a header"
-    more = len(header) - MOST_LISTED
-    return ", ".join(header[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    return few(header, MOST_LISTED, MOST_LINE)
 
 
 def with_point(where: str, name: str, cell: str, decimal: str) -> str:
