@@ -29,7 +29,7 @@ from partitions.importing.division import (
 from partitions.importing.files import Faults
 from partitions.importing.options import ImportOptions
 from partitions.importing.readers.reader import ImageInfo, Samples
-from partitions.importing.readers.registry import has_binary_masks, kind_of
+from partitions.importing.readers.registry import kind_of
 from partitions.importing.streams import (
     check_expected,
     common_form,
@@ -58,6 +58,9 @@ Labelled = tuple[
     Answers, Array, Array
 ]  # with the number of each sample's patient, and its part
 TABLE, TEXT = "columns", "text"  # names of the two inputs of a sample
+BINARY = (
+    "masks have 0 and 255 alone: 255 is class 1, what was drawn (binary-masks in the recipe)"
+)
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,10 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     """
     classes = tuple(options.labels)
     task = find_import_task(listing.rows, options.task, classes, options.survival is not None)
-    listing, options, infos, form, labelled = read_headers(source, listing, task, options)
+    listing, infos, form, labelled = read_headers(source, listing, task, options)
     samples, (answers, patients, places) = listing.rows, labelled
-    notes = [*listing.notes, *count_notes(infos)]
+    binary = answers.binary and not options.reading.binary_masks
+    notes = [*listing.notes, *[BINARY] * binary, *count_notes(infos)]
     notes += patient_notes(samples, options.take.patient)
     notes += label_notes(task, answers, patients, places)
     named = any(sample.patient for sample in samples)
@@ -96,7 +100,8 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     used: AnyRecipe
     vocabulary, gaps = 0, dict[str, Array]()
     if listing.recipe is None:
-        recipe = options.pictures or draft_pictures(infos, *form, options.reading)
+        reading = replace(options.reading, binary_masks=answers.binary)
+        recipe = options.pictures or draft_pictures(infos, *form, reading)
         roles |= {"label": listing.columns, "labels_by": listing.by, "seed": options.seed}
         used = pictures = recipe.model_copy(update={**roles, "patient": listing.patient})
         x = open_pictures(samples, pictures, Faults())
@@ -112,7 +117,8 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     answers = add_unlabelled(replace(answers, names=names), options.unlabelled, task)
     if task == "segmentation" and answers.y.shape != x.shape[:-1]:
         raise DataError(f"masks are {answers.y.shape[1:]}, their pictures {x.shape[1:-1]}")
-    groups = subgroups_of(samples) if options.subgroup else None
+    groups = np.array([sample.subgroup for sample in samples]) if options.subgroup else None
+    check_names(sample.subgroup for sample in samples)
     whole = Split(x, answers.y, patients if named else None, groups)
     train, val, test = (select_rows(whole, rows) for rows in order.values())
     labels, unlabelled = (
@@ -127,8 +133,8 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
 
 def read_headers(
     source: Path, listing: Listing, task: str, options: ImportOptions
-) -> tuple[Listing, ImportOptions, Sequence[ImageInfo], Form, Labelled]:
-    """Return the samples that can be read, how masks are read, image infos, the form of all pictures, and labels.
+) -> tuple[Listing, Sequence[ImageInfo], Form, Labelled]:
+    """Return the samples that can be read, image infos, the form of all pictures, and labels.
 
     Raises DataError with all problems, before any scan or mask is decoded.
     """
@@ -145,10 +151,9 @@ def read_headers(
         problems.refuse(source)
     listing, infos, form = probed(listing, task, options)
     problems.refuse(source)
-    listing, options = with_binary_masks(listing, options)
     if labelled is None or infos:  # headers name patients
         labelled = label_samples(source, listing, task, options)
-    return listing, options, infos, form, labelled
+    return listing, infos, form, labelled
 
 
 def probed(
@@ -183,8 +188,7 @@ def label_samples(
     """
     samples, classes = listing.rows, options.labels
     recipe = listing.recipe or options.pictures
-    known = recipe.outputs if recipe else 0
-    answers = read_answers(samples, listing.columns, classes, task, options.reading, known)
+    answers = read_answers(samples, listing.columns, classes, task, options.reading, recipe)
     patients = number_patients(samples)
     if answers.names and task in ONE_CLASS and not classes:
         check_class_names(answers.names, answers.y, patients)
@@ -199,32 +203,6 @@ def label_samples(
     return answers, patients, places
 
 
-def with_binary_masks(
-    listing: Listing, options: ImportOptions
-) -> tuple[Listing, ImportOptions]:
-    """Return samples and options for masks of 0 and 255 alone. Raises DataError where the recipe says otherwise."""
-    masks = [row for row in listing.rows if row.masks]
-    if (
-        not masks
-        or options.reading.binary_masks
-        or not has_binary_masks(masks, options.reading)
-    ):
-        return listing, options
-    if options.pictures:
-        raise DataError(
-            f"{masks[0].where}: its mask, as all others, "
-            "has 0 and 255 alone, "
-            "and 255 does not count by the recipe; "
-            "if it is what was drawn, "
-            "write binary-masks = true under [pictures]"
-        )
-    note = (
-        "masks have 0 and 255 alone: 255 is class 1, what was drawn "
-        "(binary-masks in the recipe)"
-    )
-    return replace(listing, notes=(*listing.notes, note)), replace(options, binary_masks=True)
-
-
 def write_collected(out: Path, collected: Collected) -> Names:
     """Write the data file of an import, and return the notes on it: every import that is divided passes here.
 
@@ -233,12 +211,6 @@ def write_collected(out: Path, collected: Collected) -> Names:
     """
     write_silo_file(out, collected.data, collected.gaps)
     return (*collected.notes, *sample_notes(map_silo_file(out)))
-
-
-def subgroups_of(samples: Samples) -> Array:
-    """Return each sample's subgroup, text (n,). Raises Fault for too many, or a name that cannot be."""
-    check_names(sample.subgroup for sample in samples)
-    return np.array([sample.subgroup for sample in samples])
 
 
 def option_faults(source: Path, listing: Listing, options: ImportOptions) -> Iterator[str]:

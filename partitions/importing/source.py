@@ -42,13 +42,7 @@ import numpy as np
 from partitions.array_names import make_schema, written_schema
 from partitions.common.errors import DataError, Problems
 from partitions.common.names import Names
-from partitions.importing.collect import (
-    collect,
-    probed,
-    read_table_inputs,
-    with_binary_masks,
-    write_collected,
-)
+from partitions.importing.collect import collect, probed, read_table_inputs, write_collected
 from partitions.importing.discovery import find_rows
 from partitions.importing.division import FEWEST_DIVIDED, number_patients
 from partitions.importing.files import Faults
@@ -139,7 +133,7 @@ def import_source(
                 raise DataError(
                     f"{source}: --unlabelled is of samples to train on, and these are for prediction"
                 )
-            return import_whole(out, *with_binary_masks(listing, options), recipe)
+            return import_whole(out, listing, options, recipe)
         collected = collect(source, listing, options)
     notes = (*write_collected(out, collected), *options.faults.notes)
     data = collected.data
@@ -175,7 +169,7 @@ def import_whole(
         samples, notes = x.samples, (*notes, *options.faults.notes)
     y, names = None, Names()
     if listing.labelled:
-        conversion = recipe.classes, recipe.task, options.reading, recipe.outputs
+        conversion = recipe.classes, recipe.task, options.reading, recipe
         answers = read_answers(samples, listing.columns, *conversion)
         y, names = answers.y, answers.names
     named = any(sample.patient for sample in samples)

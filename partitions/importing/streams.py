@@ -25,6 +25,7 @@ from partitions.importing.readers.registry import (
     shown_name,
 )
 from partitions.importing.readers.signals import check_signals_alike
+from partitions.labels import VOID
 from partitions.recipes.pictures import (
     KIND,
     SIGNALS,
@@ -218,10 +219,11 @@ def open_pictures(
     return Unread(samples, read_like, result.shape, result.dtype)
 
 
-def open_masks(samples: Samples, reading: ReadOptions) -> tuple[Unread, Array]:
-    """Return masks uint8 (n, [d,] h, w), and which values each one has, bool (n, 256).
+def open_masks(samples: Samples, reading: ReadOptions) -> tuple[Unread, Array, bool]:
+    """Return masks uint8 (n, [d,] h, w), which values each one has, bool (n, 256), and whether they are binary.
 
-    Each mask is read here, and again when it is written.
+    If all have 0 and 255 alone, 255 is what was drawn, class 1, and not what does not count. Each mask is read here,
+    and again when it is written.
     """
     shape, seen = Shape(), np.zeros((len(samples), 256), bool)
     for values, sample in zip(seen, tqdm(samples, desc="masks", unit=""), strict=True):
@@ -232,7 +234,11 @@ def open_masks(samples: Samples, reading: ReadOptions) -> tuple[Unread, Array]:
                 f"{sample.where}: {shown_name(sample.masks[0])} has another size than those before it; use --size"
             )
         values[np.unique(mask)] = True
-    return Unread(samples, partial(read_mask, reading=reading), shape, np.uint8), seen
+    if {*np.flatnonzero(seen.any(0)).tolist()} - {0} == {VOID}:
+        reading = replace(reading, binary_masks=True)
+        seen[:, [1, VOID]] = seen[:, [VOID, 1]]
+    masks = Unread(samples, partial(read_mask, reading=reading), shape, np.uint8)
+    return masks, seen, reading.binary_masks
 
 
 def new_pictures(

@@ -32,6 +32,7 @@ from partitions.labels import (
 )
 from partitions.recipes.cells import is_number
 from partitions.recipes.people import check_identifiers, patient_column
+from partitions.recipes.pictures import AnyRecipe
 from partitions.recipes.pipeline import shorten_cell
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
@@ -63,13 +64,15 @@ def find_import_task(
 class Answers:
     """Labels ``y`` in the form of a data file (masks unread), and which classes each sample has (``labels.presence``).
 
-    ``names``: of classes that had to be numbered, of findings or of measurements; ``outputs``: their number.
+    ``names``: of classes that had to be numbered, of findings or of measurements; ``outputs``: their number;
+    ``binary``: masks have 0 and 255 alone.
     """
 
     y: Any
     names: Names
     outputs: int
     present: Array | None
+    binary: bool = False
 
 
 def read_answers(
@@ -78,9 +81,10 @@ def read_answers(
     classes: Sequence[str],
     task: str,
     reading: ReadOptions,
-    known: int = 0,
+    recipe: AnyRecipe | None,
 ) -> Answers:
-    """Return the labels of samples. ``known``: the number of classes in a recipe."""
+    """Return the labels of samples. ``recipe``: that by which they are read, if there is one."""
+    known = recipe.outputs if recipe else 0
     wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(
         task, len(samples[0].labels)
     )
@@ -90,7 +94,13 @@ def read_answers(
         )
         raise DataError(f"task = {task} needs {needs}")
     if task == "segmentation":
-        return read_masks(samples, classes, reading, known)
+        answers = read_masks(samples, classes, reading, known)
+        if recipe and answers.binary and not reading.binary_masks:
+            raise DataError(
+                f"{samples[0].where}: its mask, as all others, has 0 and 255 alone, and 255 does not count by the "
+                "recipe; if it is what was drawn, write binary-masks = true under [pictures]"
+            )
+        return answers
     if task in ONE_CLASS:
         y, names = number_labels(samples, classes, known)
         outputs = len(names) or known or read_count(task, {}, {"all": y})
@@ -102,14 +112,16 @@ def read_answers(
                     f"{sample.where}: {column} is {text!r}, no number; fill or drop such rows"
                 )
     values = np.array([[float(text) for text in sample.labels] for sample in samples])
+    names = Names() if task == "survival" else tuple(columns)
     try:
-        if task == "survival":
+        if names:
+            y = read_labels(task, "the label", values, values)
+        else:
             y = join_survival({"time": values[:, 0], "event": values[:, 1]})["y"]
-            return Answers(y, (), 1, presence(task, y, 1))
-        y = read_labels(task, "the label", values, values)
     except Fault as fault:
         raise DataError(f"{', '.join(columns)}: {fault.detail}; {fault.fix}") from None
-    return Answers(y, tuple(columns), len(columns), presence(task, y, len(columns)))
+    outputs = len(names) or 1
+    return Answers(y, names, outputs, presence(task, y, outputs))
 
 
 def add_unlabelled(answers: Answers, unlabelled: Names, task: str) -> Answers:
@@ -138,7 +150,7 @@ def read_masks(
     samples: Samples, classes: Sequence[str], reading: ReadOptions, known: int
 ) -> Answers:
     """Return masks as labels. Raises DataError for values that leave numbers out, unless all classes are named."""
-    masks, seen = open_masks(samples, reading)
+    masks, seen, binary = open_masks(samples, reading)
     names = tuple(classes) or (
         ("background", *(name.removesuffix("?") for name in reading.outlines))
     )
@@ -155,7 +167,7 @@ def read_masks(
             how = "name every class of the federation, in order, with --labels background,A,B"
             raise DataError(f"the source {fault.detail}: {how}") from None
     outputs = max(outputs, len(names))
-    return Answers(masks, names, outputs, presence("segmentation", seen, outputs))
+    return Answers(masks, names, outputs, presence("segmentation", seen, outputs), binary)
 
 
 def plain_label(text: str) -> str:
@@ -174,11 +186,9 @@ def number_labels(
     that cannot be all classes.
     """
     texts = [sample.labels[0] for sample in samples]
-    # Each label's first place, in order
-    first = dict(
-        zip(reversed(texts), (sample.where for sample in reversed(samples)), strict=True)
-    )
-    first = {text: first[text] for text in dict.fromkeys(texts)}
+    first = dict[str, str]()  # each label's first place
+    for text, sample in zip(texts, samples, strict=True):
+        first.setdefault(text, sample.where)
     for text, where in first.items():
         if len(text) > LONGEST_LABEL:
             raise DataError(
@@ -270,9 +280,7 @@ def names_what(column: str) -> str:
 
 def join_key(header: Sequence[str]) -> str:
     """Return the column by which a csv can be joined to studies, or ""."""
-    return next(
-        (column for kind in IDENTITY for column in header if names_what(column) == kind), ""
-    )
+    return next((name for kind in IDENTITY for name in header if names_what(name) == kind), "")
 
 
 def join_labels(

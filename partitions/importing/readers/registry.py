@@ -11,13 +11,7 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.importing.readers import dicom, edf, nifti, pictures, waveform, wfdb
-from partitions.importing.readers.reader import (
-    ImageInfo,
-    Reader,
-    Samples,
-    SampleSource,
-    first_bytes,
-)
+from partitions.importing.readers.reader import ImageInfo, Reader, SampleSource, first_bytes
 from partitions.importing.readers.volumes import volume
 from partitions.labels import VOID
 from partitions.recipes.reading import ReadOptions
@@ -94,30 +88,11 @@ def read_mask(sample: SampleSource, reading: ReadOptions) -> Array:
     mask = stored_mask(sample, reading)
     if not reading.binary_masks:
         return mask
-    if not is_binary(mask):
+    if not ((mask == 0) | (mask == VOID)).all():
         raise DataError(
             f"{sample.where}: its mask has values besides 0 and 255, and the recipe says binary-masks"
         )
     return np.asarray(mask == VOID, np.uint8)
-
-
-def is_binary(mask: Array) -> bool:
-    """Return whether a mask has no values besides 0 and 255."""
-    return bool(((mask == 0) | (mask == VOID)).all())
-
-
-def has_binary_masks(samples: Samples, reading: ReadOptions) -> bool:
-    """Return whether all masks have 0 and 255 alone, so that 255 is what was drawn, and not what does not count."""
-    drawn = False
-    for sample in samples:
-        try:
-            mask = stored_mask(sample, reading)
-        except DataError:  # named when all are read
-            continue
-        drawn |= bool(mask.any())
-        if not is_binary(mask):
-            return False
-    return drawn
 
 
 def stored_mask(sample: SampleSource, reading: ReadOptions) -> Array:
