@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from partitions.common.errors import DataError
 from partitions.common.sizes import check_column_count, check_size
 from partitions.importing.readers.reader import first_bytes, load_library
 from partitions.recipes.lines import CELL_BYTES
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SAS = bytes(12) + bytes.fromhex("c2ea8160b31411cfbd92080009c7318c181f1011")
 STATA = (
@@ -47,38 +44,23 @@ LARGEST_WHOLE = 1 << 53  # of float64
 
 @dataclass(frozen=True)
 class TableFormat:
-    """A format of tables. ``begins``: in lower case; ``read``: with pandas; ``package``: what that needs beside it."""
+    """A format of tables. ``begins``: in lower case; ``read``: pandas's function; ``package``: what it needs beside."""
 
     title: str
     begins: tuple[bytes, ...]
-    read: Callable[[Any, Path], DataFrame]
+    read: str
     package: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
+OLD_SAS = {"format": "xport", "encoding": "cp1252"}
 READ = (
-    TableFormat(
-        "Parquet", (b"PAR1\x15",), lambda pandas, path: pandas.read_parquet(path), "pyarrow"
-    ),
-    TableFormat(
-        "Feather (Arrow)",
-        (b"ARROW1\0\0",),
-        lambda pandas, path: pandas.read_feather(path),
-        "pyarrow",
-    ),
-    TableFormat("Stata", STATA, lambda pandas, path: pandas.read_stata(path)),
-    TableFormat(
-        "SPSS", (b"$FL2@", b"$FL3@"), lambda pandas, path: pandas.read_spss(path), "pyreadstat"
-    ),
-    TableFormat(
-        "SAS",
-        (SAS,),
-        lambda pandas, path: pandas.read_sas(path, format="sas7bdat", encoding="infer"),
-    ),
-    TableFormat(
-        "SAS transport",
-        (b"HEADER RECORD*******LIB",),
-        lambda pandas, path: pandas.read_sas(path, format="xport", encoding="cp1252"),
-    ),
+    TableFormat("Parquet", (b"PAR1\x15",), "read_parquet", "pyarrow"),
+    TableFormat("Feather (Arrow)", (b"ARROW1\0\0",), "read_feather", "pyarrow"),
+    TableFormat("Stata", STATA, "read_stata"),
+    TableFormat("SPSS", (b"$FL2@", b"$FL3@"), "read_spss", "pyreadstat"),
+    TableFormat("SAS", (SAS,), "read_sas", "", {"format": "sas7bdat", "encoding": "infer"}),
+    TableFormat("SAS transport", (b"HEADER RECORD*******LIB",), "read_sas", "", OLD_SAS),
 )
 FHIR = "make a table of it first, one line for each patient, for example with fhircrackr in R or Pathling in Python"
 REFUSED = {  # the beginnings of other files, in lower case none of which a csv's header may be, and the remedy
@@ -124,10 +106,9 @@ def table_format(path: Path) -> TableFormat | None:
 def read_table_frame(path: Path, known: TableFormat) -> dict[str, list[str]]:
     """Return the cells of each column of a table that pandas reads. Raises DataError, one line without a cell."""
     pandas = load_library(known.title, "pandas")
-    if known.package:
-        load_library(known.title, known.package)
+    load_library(known.title, known.package or "pandas")
     try:
-        frame = known.read(pandas, path)
+        frame = getattr(pandas, known.read)(path, **known.options)
     except Exception as error:
         raise DataError(
             f"{path} is {known.title}, and cannot be read ({type(error).__name__}): write it anew, or save it as csv"
