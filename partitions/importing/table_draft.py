@@ -56,10 +56,9 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, Names, P
     drafted, decimal = draft_columns(lines, features, gaps, take, patient, problems)
     for column in drafted:
         if column.kind == "skip" and (name := column.origin) in take.columns:
-            with problems.collect():
-                raise DataError(
-                    f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}"
-                )
+            problems.add(
+                f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}"
+            )
     notes = (*notes, *kinds, *birth_notes(drafted))
     with problems.collect():
         decimal = label_sign(lines, roles, gaps, take, decimal)
@@ -104,9 +103,7 @@ def file_format(lines: Lines, decimal: str, gaps: Names) -> FileFormat:
 
 def draft_roles(lines: Lines, options: ImportOptions, problems: Problems) -> tuple[Names, str]:
     """Return the columns of labels and of patients; one not found is open, and ``problems`` gets the reason."""
-    path = lines.path
-    header = lines.header
-    take = options.take
+    path, header, take = lines.path, lines.header, options.take
     label = options.survival or options.label
     columns: Names = (OPEN,)
     patient = OPEN
@@ -127,13 +124,13 @@ def draft_roles(lines: Lines, options: ImportOptions, problems: Problems) -> tup
 
 def check_lines(lines: Lines, labels: Names, patient: str, problems: Problems) -> Names:
     """Return a note on rows of two kinds; ``problems`` gets lines without a label."""
-    kinds: Names = ()
     with problems.collect():
         kinds = check_row_kinds(lines, patient)
         for name in labels:
             with problems.collect():
                 check_labelled(lines, name, name if len(labels) > 1 else "label", *kinds)
-    return kinds
+        return kinds
+    return ()
 
 
 def check_labelled(
@@ -156,11 +153,11 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     Raises DataError, one line.
     """
     take, shared = options.take, parse_shared(schema)
-    lacking = options.unlabelled
-    labels = tuple(name for name in schema.labels if name not in lacking)
-    shared = shared.model_copy(
-        update={"label": tuple(name for name in shared.label if name not in lacking)}
+    labels, columns = (
+        tuple(name for name in names if name not in options.unlabelled)
+        for names in (schema.labels, shared.label)
     )
+    shared = shared.model_copy(update={"label": columns})
     lines = read_lines(path, take)
     header = lines.header
     likely = shared.patient if shared.patient in header and take.patient == "" else take.patient
@@ -169,19 +166,17 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     split = "split" if "split" in header else ""
     roles = {"patient": patient, "split": split, "seed": options.seed}
     recipe = recipe_for(lines, shared, labels, mapped, take, gaps, **roles)
-    taken = {
+    people = {
         column.name: column.origin
         for column in recipe.used
         if column.name not in mapped.columns
+        and names_people(column.origin, set(lines.columns[column.origin].head(MOST_TRIED)))
     }
-    if asked_for := [
-        name
-        for name, column in taken.items()
-        if names_people(column, set(lines.columns[column].head(MOST_TRIED)))
-    ]:
+    if people:
+        first = next(iter(people))
         raise DataError(
-            f"{path}: the schema asks for {few(asked_for, 20)}, and your column of that name may name people; if that "
-            f"is meant, say --map {asked_for[0]}={taken[asked_for[0]]}"
+            f"{path}: the schema asks for {few(people, 20)}, and your column of that name may name people; if that "
+            f"is meant, say --map {first}={people[first]}"
         )
     sign = label_sign(lines, recipe.label, gaps, take, ".")
     return recipe.model_copy(update={"file": file_format(lines, sign, gaps)})
@@ -215,13 +210,12 @@ def chosen_columns(
 
 def long_text(lines: Lines, name: str) -> str:
     """Return the place of a column's first long text, and the option that reads it; the text itself is not shown."""
-    cells = cells_in(lines, name, ())
-    first = next((cell for cell in cells if len(cell) > LONGEST_SHOWN), None)
-    return (
-        f"; {cells[first]}: {name} is a text of {len(first)} characters; --text {name} takes it"
-        if first
-        else ""
-    )
+    for cell, where in cells_in(lines, name, ()).items():
+        if len(cell) > LONGEST_SHOWN:
+            return (
+                f"; {where}: {name} is a text of {len(cell)} characters; --text {name} takes it"
+            )
+    return ""
 
 
 def label_sign(
@@ -244,12 +238,12 @@ def example(lines: Lines) -> str:
     """Return the first column name, or place of a cell, with a letter beyond ASCII, as an example of the encoding."""
     if column := next((name for name in lines.header if not name.isascii()), ""):
         return f", where it reads {column!r}"
-    first = [
-        (cells.first_of(beyond), name)
+    first = {
+        name: cells.first_of(beyond)
         for name, cells in lines.columns.items()
         if (beyond := [c for c in cells.texts if not c.isascii()])
-    ]
+    }
     if not first:
         return ""
-    line, name = min(first, key=lambda pair: pair[0])
-    return f", first in {lines.where(line).rpartition(', ')[2]}, {name}"
+    name = min(first, key=first.__getitem__)
+    return f", first in {lines.where(first[name]).rpartition(', ')[2]}, {name}"

@@ -116,12 +116,11 @@ def is_utf8(path: Path, wanted: str) -> bool:
     utf8 = other = 0  # the first line of each kind
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
-            if not line.isascii():
-                try:
-                    line.decode()
-                    utf8 = utf8 or number
-                except UnicodeDecodeError:
-                    other = other or number
+            try:
+                line.decode()
+                utf8 = utf8 or number * (not line.isascii())
+            except UnicodeDecodeError:
+                other = other or number
     if utf8 and other and not wanted:
         raise DataError(
             f"{path}: line {utf8} is UTF-8, and line {other} is not: save all of the file in one encoding, or name it "
@@ -243,11 +242,10 @@ def read_lines(
         for number, cells in ragged.items()
     }
     check_structure(path, header, counts, separator)
-    read = [
-        readers[k].make_column(partial(read_column, path, rows, int(not unnamed), k))
-        for k in kept
-    ]
-    columns = dict(zip(header, read, strict=True))
+    columns = {
+        name: readers[k].make_column(partial(read_column, path, rows, int(not unnamed), k))
+        for name, k in zip(header, kept, strict=True)
+    }
     return Lines(path, columns, np.concatenate(numbers), separator=separator, encoding=encoding)
 
 
@@ -259,16 +257,11 @@ def frame_lines(path: Path, known: TableFormat, gaps: Collection[str]) -> Lines:
     for name, cells in columns.items():
         reader = ColumnReader(gaps=gaps)
         reader.add(cells)
-        cells_by[name] = reader.make_column(partial(coded_of, cells))
+        cells_by[name] = reader.make_column(Cells.of(cells).read)
     count = len(next(iter(columns.values()), []))
     if not count:
         raise DataError(f"{path} has a header but no rows")
     return Lines(path, cells_by, range(1, count + 1), f"{path}, row", ",", UTF8)
-
-
-def coded_of(cells: Sequence[str]) -> Coded:
-    """Return the different cells of a column, and their codes."""
-    return Cells.of(cells).coded
 
 
 def check_structure(
@@ -276,23 +269,16 @@ def check_structure(
 ) -> None:
     """Raise DataError where columns have no name or the same one, or lines another number of cells (``counts``)."""
     problems = Problems()
-    with problems.collect():
-        if any(cell.lower() in ("", "?", "nan", "na") for cell in header):
-            title = (
-                "; delete the lines above the header"
-                if 2 * sum(map(bool, header)) <= len(header)
-                else ""
-            )
-            raise DataError(
-                f"{path}: a column has no name in the first line; write a header that names each{title}"
-            )
-    with problems.collect():
-        if twice := sorted(
-            name for name, times in Counter(header).items() if name and times > 1
-        ):
-            raise DataError(
-                f"{path} has two columns named {few(map(repr, twice))}; rename or remove one"
-            )
+    if any(cell.lower() in ("", "?", "nan", "na") for cell in header):
+        title = "; delete the lines above the header"
+        title *= 2 * sum(map(bool, header)) <= len(header)
+        problems.add(
+            f"{path}: a column has no name in the first line; write a header that names each{title}"
+        )
+    if twice := sorted(name for name, times in Counter(header).items() if name and times > 1):
+        problems.add(
+            f"{path} has two columns named {few(map(repr, twice))}; rename or remove one"
+        )
     for count in dict.fromkeys(counts.values()):
         if count == len(header):
             continue

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,6 @@ UNIT = re.compile(
 MOST_GUESSED = 5  # first cells whose format of dates is guessed
 CODES = 'cells begin with 0: codes need kind = "category"'
 PLAIN = "number; a gap in other rows becomes the training part's median"
-LONGEST_GAP = max(map(len, GAPS))
 QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")  # in a message
 LIMIT = re.compile(rf"[<>\u2264\u2265]=?\s*{SIGN}\d[\d.,]*", re.ASCII)
 WITH_UNIT = re.compile(
@@ -78,12 +77,8 @@ def without_cells(draft: str, lines: Lines) -> str:
 
 def find_gaps(lines: Lines, columns: Sequence[str], options: Asked) -> Names:
     """Return the cells in these columns that mean a missing value, unchanged; the empty one first."""
-    present = {
-        cell
-        for name in columns
-        for cell in lines.columns[name].texts
-        if len(cell) <= LONGEST_GAP and cell.casefold() in GAPS
-    }
+    texts = {cell for name in columns for cell in lines.columns[name].texts}
+    present = {cell for cell in texts if cell.casefold() in GAPS}
     return tuple(dict.fromkeys(["", *sorted(present), *options.gaps]))
 
 
@@ -156,12 +151,10 @@ def draft_number(
     name: str, lines: Lines, cells: Places, gaps: Collection[str], signs: Asked
 ) -> Column:
     """Draft a column of numbers. Raises DataError at another cell."""
-    remarks = [remark_on_gaps(lines, name, gaps, "the training part's median")]
-    if any(remarks) or signs.decimal != "." or signs.thousands:
-        sign = f"number, decimal sign {signs.decimal!r}"
-        remarks.insert(
-            0, sign + (f", {signs.thousands!r} between thousands" if signs.thousands else "")
-        )
+    filled = remark_on_gaps(lines, name, gaps, "the training part's median")
+    between = f", {signs.thousands!r} between thousands" if signs.thousands else ""
+    plain = not filled and signs.decimal == "." and not between
+    remarks = [] if plain else [f"number, decimal sign {signs.decimal!r}{between}", filled]
     numbers = cells.numbers
     short, unit = without_unit(name, lines.header)
     remarks += [f"{short} in {unit}, by the header"] if unit else []
@@ -183,9 +176,7 @@ def draft_number(
 
 def line_values(column: Cells, parsed: Mapping[str, float | None]) -> Array:
     """Return each line's value, float64 (n,): that of its cell, or NaN."""
-    return np.array([parsed.get(cell, np.nan) for cell in column.different], float)[
-        column.codes
-    ]
+    return np.array([*map(parsed.get, column.different)], float)[column.codes]
 
 
 def remarks_on_values(values: Array, column: Column, lines: Lines) -> Iterator[str]:
@@ -241,7 +232,7 @@ def draft_other(
             name, "skip", why=f"left out: its cells are dates; {taken_by} takes them"
         )
     if len(formats) > 1:
-        where, cell = next(iter((where, cell) for cell, where in cells.items()))
+        cell, where = next(iter(cells.items()))
         options = " or ".join(f"--dates {form!r}" for form in formats)
         raise DataError(
             f"{where}: {name} is {cell!r}, and all its dates can be read in {len(formats)} ways: {options}"
@@ -264,7 +255,7 @@ def check_dates(name: str, cells: Mapping[str, str]) -> str:
     Raises DataError where most cells are dates, but not all in one format.
     """
     tried = list(cells)[:MOST_TRIED]
-    likely = sum(bool(LOOKS_LIKE_A_DATE.fullmatch(cell)) for cell in tried)
+    likely = len([*filter(LOOKS_LIKE_A_DATE.fullmatch, tried)])
     guessed = {form for cell in tried[:MOST_GUESSED] for form in guess_formats(cell)}
     if whole := [f for f in sorted(guessed) if all(parse_date(cell, f) for cell in cells)]:
         return " or ".join(f"--dates {shlex.quote(form)}" for form in whole)
@@ -290,12 +281,11 @@ def draft_category(
     if len(cells) > MOST_LEVELS or any(shorten_cell(cell) != repr(cell) for cell in cells):
         why = f"left out: {len(cells)} different texts in {len(lines)} rows; --text takes a column of notes as text"
         return draft_column(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
-    tidied = {cell: tidy(cell) for cell in lines.columns[name].different}
-    whose = patients_by(lines, name, tidied, patient)
+    whose = patients_by(lines, name, tidy, patient)
     # The cells of each value, which may differ in blanks and line breaks
-    spellings: dict[str, list[str]] = {}
+    spellings = defaultdict[str, list[str]](list)
     for cell in cells:
-        spellings.setdefault(tidied[cell], []).append(cell)
+        spellings[tidy(cell)].append(cell)
     common = sorted(v for v in spellings if whose[v] >= FEWEST and v.isprintable())
     rare = len(spellings) - len(common)
     of_few = f"of fewer than {FEWEST} patients" + (
@@ -332,32 +322,29 @@ def draft_category(
 
 
 def patients_by(
-    lines: Lines, name: str, tidied: Mapping[str, str], patient: str
+    lines: Lines, name: str, value_of: Callable[[str], str], patient: str
 ) -> dict[str, int]:
-    """Return the number of patients with each value, by the ``tidied`` cells of a column and that of patients.
+    """Return the number of patients with each value, which ``value_of`` makes of a column's cells.
 
     Texts of fewer than :data:`FEWEST` are in no draft, recipe or schema without the hospital's word. A line without a
     patient's identifier is of another patient.
     """
-    values = Cells.of([tidied[cell] for cell in lines.columns[name].different])
-    codes_of_lines = values.codes[lines.columns[name].codes]
+    values = lines.columns[name].map(value_of)
     whose = np.arange(len(lines))
     if patient in lines.columns:
-        people = Cells.of([identifier(cell) for cell in lines.columns[patient].different])
-        missing = [code for code, cell in enumerate(people.different) if not cell]
-        codes = people.codes[lines.columns[patient].codes]
-        whose = np.where(np.isin(codes, missing), whose + len(people.different), codes)
-    pairs = np.unique(codes_of_lines * np.int64(whose.max() + 1) + whose)
-    counts = np.bincount(pairs // (whose.max() + 1), minlength=len(values.different))
+        people = lines.columns[patient].map(identifier)
+        nameless = people.lines_of([""])
+        whose = np.where(nameless, whose + len(people.different), people.codes)
+    pairs = np.unique(np.stack([values.codes, whose]), axis=1)[0]
+    counts = np.bincount(pairs, minlength=len(values.different))
     return dict(zip(values.different, counts.tolist(), strict=True))
 
 
 def remarks_on_units(cells: Collection[str]) -> list[str]:
     """Return remarks on a column in which most texts are numbers with a unit."""
-    measured = [cell for cell in cells if WITH_UNIT.fullmatch(cell)]
-    if len(measured) <= MOST_NUMBERS * len(cells):
-        return []
-    return ["its cells are texts: to have numbers, write them without units"]
+    measured = [*filter(WITH_UNIT.fullmatch, cells)]
+    remark = "its cells are texts: to have numbers, write them without units"
+    return [remark] * (len(measured) > MOST_NUMBERS * len(cells))
 
 
 def explain(recipe: Recipe) -> Iterator[str]:

@@ -79,9 +79,18 @@ class Cells(Sequence[str]):
     @classmethod
     def of(cls, cells: Sequence[str]) -> Cells:
         """Return the column of these cells."""
-        number = {cell: code for code, cell in enumerate(dict.fromkeys(cells))}
-        codes = np.fromiter(map(number.__getitem__, cells), np.int32, len(cells))
-        return cls(len(cells), lambda: ([*number], codes))
+
+        def read() -> Coded:
+            number = {cell: code for code, cell in enumerate(dict.fromkeys(cells))}
+            codes = np.fromiter(map(number.__getitem__, cells), np.int32, len(cells))
+            return [*number], codes
+
+        return cls(len(cells), read)
+
+    def map(self, change: Callable[[str], str]) -> Cells:
+        """Return the column with its cells changed; each different one is changed once."""
+        changed = Cells.of([*map(change, self.different)])
+        return Cells(len(self), lambda: (changed.different, changed.codes[self.codes]))
 
     @cached_property
     def coded(self) -> Coded:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,12 +35,13 @@ ENOUGH_VALUES = 10  # least number of values for the check of a fill value
 
 @dataclass(frozen=True)
 class Misfit:
-    """A cell that does not fit a recipe."""
+    """A cell that does not fit a recipe. ``taken_as``: the category for all others, "" if the column has none."""
 
+    row: int
     where: str
     what: str
-    taken_as: str = ""  # the category for all others, if the column has one
-    column: str = ""
+    taken_as: str
+    column: str
 
 
 def convert_columns(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
@@ -49,14 +51,14 @@ def convert_columns(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfi
     """
     import pandas as pd
 
-    misfits: list[tuple[int, Misfit]] = []
+    misfits: list[Misfit] = []
     values_of: dict[int, Any] = {}
     gaps = frozenset(recipe.file.gaps)
     formats = {c.origin: c for c in recipe.columns if c.format}
     for j, column in enumerate(recipe.used):
         cells = lines.columns[column.origin]
-        if (values := plain_numbers(cells, column, gaps)) is not None:
-            values_of[j] = values
+        if (plain := plain_numbers(cells, column, gaps)) is not None:
+            values_of[j] = plain
             continue
         # Each different cell is converted once, or each pair of cells for the time between two dates.
         pairs = [(cell, "") for cell in cells.different]
@@ -75,31 +77,25 @@ def convert_columns(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfi
             (None, "") if cell in gaps else value_of(cell, other, column, gaps, formats)
             for cell, other in pairs
         ]
+        values = [value for value, _ in read]
         if column.kind == "category":
-            place = {level: k for k, level in enumerate(column.levels)}
-            known = np.array([place.get(value or "", -1) for value, _ in read], np.int32)
-            values_of[j] = pd.Categorical.from_codes(known[codes], column.levels)
+            values_of[j] = pd.Categorical(values, column.levels)[codes]
         else:
-            values_of[j] = np.array([np.nan if value is None else value for value, _ in read])[
-                codes
-            ]
+            values_of[j] = np.array(values, float)[codes]
         faulty = np.array([bool(fault) for _, fault in read])
         for i in np.flatnonzero(faulty[codes]).tolist():
             value, fault = read[codes[i]]
             what = f"{column.name} is {shorten_cell(pairs[codes[i]][0])}, {fault}"
-            misfits.append((i, Misfit(lines.where(i), what, str(value or ""), column.name)))
+            misfits.append(Misfit(i, lines.where(i), what, str(value or ""), column.name))
     frame = pd.DataFrame(values_of, index=range(len(lines)), copy=False)
-    return frame, [misfit for _, misfit in sorted(misfits, key=lambda pair: pair[0])]
+    return frame, sorted(misfits, key=lambda misfit: misfit.row)
 
 
 def plain_numbers(cells: Cells, column: Column, gaps: Collection[str]) -> Array | None:
     """Return the values of a column of many numbers, NaN for gaps; None for another, or if a cell may not fit."""
     numbers = cells.numbers
-    if (
-        column.kind != "number"
-        or numbers is None
-        or not numbers.fits(column.decimal, column.thousands, gaps)
-    ):
+    fits = numbers and numbers.fits(column.decimal, column.thousands, gaps)
+    if column.kind != "number" or not numbers or not fits:
         return None
     values = numbers.values  # not copied where nothing changes
     if (column.factor, column.offset) != (1, 0):
@@ -175,10 +171,10 @@ def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> Names:
         raise DataError(
             f"{first.where}: {first.what}{others}; correct the cells or the recipe, or take them as gaps with --as-gaps"
         )
-    taken: dict[str, list[Misfit]] = {}
+    taken = defaultdict[str, list[Misfit]](list)
     for entry in misfits:
         if entry.taken_as:
-            taken.setdefault(entry.column, []).append(entry)
+            taken[entry.column].append(entry)
     notes = [f"{entry.where}: {entry.what}: taken as a gap" for entry in refused]
     for alike in taken.values():
         like = f", and {len(alike) - 1} cells more like it" if len(alike) > 1 else ""
@@ -239,14 +235,11 @@ def gaps_of(table: DataFrame, recipe: Recipe) -> Array:
 
     ``table``: from :func:`convert_columns`.
     """
-    flags = np.zeros((len(table), len(recipe.features)), bool)
-    at = 0
+    flags = [np.zeros((len(table), 0), bool)]
     for j, column in enumerate(recipe.used):
-        flags[:, at : at + len(column.features) - column.mark_gaps] = (
-            table[j].isna().to_numpy()[:, None]
-        )
-        at += len(column.features)
-    return flags
+        width = len(column.features)
+        flags.append(np.outer(table[j].isna(), np.arange(width) < width - column.mark_gaps))
+    return np.hstack(flags)
 
 
 def transform(table: DataFrame, recipe: Recipe) -> Array:

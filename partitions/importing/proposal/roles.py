@@ -127,8 +127,7 @@ def find_roles(layout: SourceLayout, options: ImportOptions, inventory: Inventor
     # Some classes that were found may be of few patients: ask for all of them, and name none
     counts: Mapping[str, int] = layout.folders
     if layout.table and (label := roles.fields.get("label")):
-        cells = {cell: cell for cell in layout.lines.columns[label[0]].different}
-        counts = patients_by(layout.lines, label[0], cells, roles.fields.get("patient", ""))
+        counts = patients_by(layout.lines, label[0], str, roles.fields.get("patient", ""))
     if rare := sum(count < FEWEST for count in counts.values()):
         del roles.fields["classes"]
         roles.questions["classes"] = (
@@ -180,7 +179,7 @@ def task_of_table(
     """Add the task and the classes that the labels of a csv have, or a question."""
     try:
         samples = [
-            SampleSource(line[0], line_labels(line, columns, options.take.decimal), "", "")
+            SampleSource(line[0], line_labels(line, columns, options.take.decimal))
             for line in layout.lines
         ]
         survival = options.survival is not None
