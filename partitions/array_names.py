@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -63,13 +64,9 @@ def sort_names(arrays: Arrays) -> dict[tuple[str, str], Array]:
             raise Fault(
                 f"has both {present[0]} and {strange[0]}", f"use one set of names: {wanted}"
             )
-        optional = [key for key in layout if layout[key][1] == "val"]
-        needed = [
-            key
-            for key in layout
-            if key not in optional or any(name in arrays for name in optional)
-        ]
-        if missing := [key for key in needed if key not in arrays]:
+        optional = {key for key in layout if layout[key][1] == "val"}
+        without = optional if optional.isdisjoint(arrays) else ()
+        if missing := [key for key in layout if key not in arrays and key not in without]:
             raise Fault(f"has no {missing[0]}", f"the names are {wanted}")
         return {layout[key]: arrays[key] for key in layout if key in arrays}
     raise Fault("holds no samples", f"the names are {wanted}")
@@ -82,36 +79,29 @@ def layouts(arrays: Collection[str]) -> list[dict[str, tuple[str, str]]]:
     """
     sets = [OWN_NAMES, MEDMNIST_NAMES, UNSPLIT_NAMES]
     plain = {**OWN_NAMES, **MEDMNIST_NAMES, **UNSPLIT_NAMES}
-    parts = [
-        match["input"] for key in arrays if key not in plain and (match := NAMED.fullmatch(key))
-    ]
+    parts, whole = (
+        [
+            match["input"]
+            for key in arrays
+            if key not in plain and (match := form.fullmatch(key))
+        ]
+        for form in (NAMED, UNSPLIT_NAMED)
+    )
     if parts:
         inputs = {
-            f"x_{input_name}_{split}": (f"x:{input_name}", split)
-            for input_name in dict.fromkeys(parts)
+            f"x_{name}_{split}": (f"x:{name}", split)
+            for name in dict.fromkeys(parts)
             for split in SPLITS
         }
-        sets.insert(0, {**inputs, **{f"y_{split}": ("y", split) for split in SPLITS}})
-    whole = [
-        match["input"]
-        for key in arrays
-        if key not in plain and (match := UNSPLIT_NAMED.fullmatch(key))
-    ]
+        sets.insert(0, inputs | {f"y_{split}": ("y", split) for split in SPLITS})
     if len(whole) > 1 and not any(key.startswith("y_") for key in arrays):
-        sets.insert(
-            0,
-            {
-                **{f"x_{input_name}": (f"x:{input_name}", "all") for input_name in whole},
-                "y": ("y", "all"),
-            },
-        )
+        inputs = {f"x_{name}": (f"x:{name}", "all") for name in whole}
+        sets.insert(0, inputs | {"y": ("y", "all")})
     return sets
 
 
-def known_names(arrays: Collection[str]) -> dict[str, tuple[str, str]]:
-    return {
-        key: meaning for layout in reversed(layouts(arrays)) for key, meaning in layout.items()
-    }
+def known_names(arrays: Collection[str]) -> Mapping[str, tuple[str, str]]:
+    return ChainMap(*layouts(arrays))
 
 
 def array_name(split: str, kind: str, arrays: Arrays) -> str:

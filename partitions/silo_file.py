@@ -200,8 +200,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
         _, held = hold_out(np.unique(whole.units), TEST_SHARE, np.random.default_rng(seed))
         in_test = np.isin(whole.units, held)
         splits = {
-            "train": select_rows(whole, np.flatnonzero(~in_test)),
-            "test": select_rows(whole, np.flatnonzero(in_test)),
+            part: select_rows(whole, np.flatnonzero(rows))
+            for part, rows in (("train", ~in_test), ("test", in_test))
         }
     train = splits["train"]
     if "val" in splits:
@@ -211,8 +211,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
         if isinstance(array, np.ndarray):
             array.flags.writeable = False
     classes, task, vocabulary = contents.classes, contents.task, contents.vocabulary
-    dataset = Dataset(path.stem, train, test, classes, task=task, vocabulary=vocabulary)
-    return replace(dataset, schema=contents.schema, recipe=contents.recipe)
+    about = {"schema": contents.schema, "recipe": contents.recipe}
+    return Dataset(path.stem, train, test, classes, task=task, vocabulary=vocabulary, **about)
 
 
 def write_silo_file(path: str | Path, data: SiloData, gaps: Arrays | None = None) -> None:
@@ -286,19 +286,24 @@ def examine(path: Path, wanted: str = "auto") -> tuple[list[Check], Contents | N
     """Run all checks; the contents are None if one failed. ``wanted``: the task, where the file states none."""
     checks: list[Check] = []
     name = "file"
+
+    def passed(detail: str) -> None:
+        if detail:  # empty: the file has nothing of the kind
+            checks.append(Check(name, True, detail))
+
     try:
         stored = arrays_at(path)
         size = f", {path.stat().st_size / 1e6:.1f} MB" if path.exists() else ""
-        checks.append(Check(name, True, f"{len(stored)} arrays{size}"))
+        passed(f"{len(stored)} arrays{size}")
         name = "names"
         arrays = join_survival(stored)
         named = sort_names(arrays)
         vocabulary = vocabulary_size(arrays)
-        checks.append(Check(name, True, ", ".join(stored)))
+        passed(", ".join(stored))
         name = "samples"
         check_samples(named)
         raw = {split: y for (kind, split), y in named.items() if kind == "y"}
-        checks.append(Check(name, True, ", ".join(f"{k} {len(y)}" for k, y in raw.items())))
+        passed(", ".join(f"{k} {len(y)}" for k, y in raw.items()))
         name = "inputs"
         xs = {split: read_x(split, named, arrays, vocabulary) for split in raw}
         check_same_form(xs)
@@ -307,26 +312,27 @@ def examine(path: Path, wanted: str = "auto") -> tuple[list[Check], Contents | N
         check_ranges(features, xs)
         gaps = read_gaps(arrays, xs)
         columns = f" ({', '.join(f.name for f in features)})" if features else ""
-        checks.append(Check(name, True, describe_inputs(first) + columns))
+        passed(describe_inputs(first) + columns)
         name = "labels"
         survival = arrays.keys() != stored.keys()
         task, ys = read_targets(raw, xs, arrays, wanted, survival=survival)
         classes = read_count(task, arrays, ys)
         labels = read_label_names(arrays, task, classes)
-        checks.append(Check(name, True, describe_labels(task, ys, classes)))
+        passed(describe_labels(task, ys, classes))
         name = "patients"
         patients = read_patients(arrays, ys)
-        checks += [Check(name, True, describe_patients(patients))] if patients else []
+        passed(describe_patients(patients))
         name = "cohort"
-        checks += [Check(name, True, cohort)] if (cohort := read_cohort(arrays)) else []
+        cohort = read_cohort(arrays)
+        passed(cohort)
         name = "subgroups"
         groups = read_subgroups(arrays, ys)
-        checks += [Check(name, True, describe_subgroups(groups))] if groups else []
+        passed(describe_subgroups(groups))
         name = "schema"
         recipe = read_stored_recipe(arrays, features)
         lacking = read_unlabelled(arrays, task, labels, ys)
         schema = make_schema(features, labels, dtype_of(first), recipe, lacking)
-        checks.append(Check(name, True, str(schema)))
+        passed(str(schema))
     except Fault as fault:
         checks.append(Check(name, False, fault.detail, fault.fix))
         return checks, None

@@ -38,6 +38,7 @@ from partitions.splits import (
     Shape,
     SiloData,
     Split,
+    both,
     dtype_of,
     join_splits,
     load_splits,
@@ -169,11 +170,7 @@ def parse_source(text: str) -> DatasetSource:
         return DatasetSource(text)
     options = dict(pairs)
     count = options.get("subsample", "0")
-    if (
-        not count.isascii()
-        or not count.isdigit()
-        or (("subsample" in options) and int(count) < 1)
-    ):
+    if not (count.isascii() and count.isdigit()) or int(count) < ("subsample" in options):
         raise DataError(f"subsample is {count[:20]!r}; it is a number of samples, 1 or more")
     parsed = DatasetSource(name, options.get("recipe", ""), options.get("by", ""), int(count))
     if bool(parsed.by) != name.endswith(".csv") or bool(parsed.by) != bool(parsed.recipe):
@@ -194,12 +191,10 @@ def hospitals_of(source: DatasetSource) -> list[str]:
 
 def read_hospitals(source: DatasetSource, seed: int, task: str = "auto") -> Dataset:
     """Read a folder of files, or a csv by a column, as one data set. Raises DataError, naming the hospital."""
+    path = Path(source.name)
     if source.by:
-        return join(Path(source.name).stem, import_by(source, seed))
-    files = data_files(Path(source.name))
-    return join(
-        Path(source.name).name, {path.stem: map_silo_file(path, task) for path in files}
-    )
+        return join(path.stem, import_by(source, seed))
+    return join(path.name, {file.stem: map_silo_file(file, task) for file in data_files(path)})
 
 
 def data_files(folder: Path) -> list[Path]:
@@ -238,13 +233,9 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
         joined[hospital] = data
     trains = [join_splits([data.train, data.val]) for data in joined.values()]
     tests = [data.test for data in joined.values()]
-    sizes, held = [len(part) for part in trains], [len(part) for part in tests]
-    groups = {
-        hospital: np.concatenate(
-            [np.arange(n) + sum(sizes[:i]), np.arange(m) + sum(sizes) + sum(held[:i])]
-        )
-        for i, (hospital, n, m) in enumerate(zip(joined, sizes, held, strict=True))
-    }
+    whose = np.repeat([*range(len(joined))] * 2, [len(part) for part in (*trains, *tests)])
+    rows = np.split(np.argsort(whose, kind="stable"), np.cumsum(np.bincount(whose))[:-1])
+    groups = dict(zip(joined, rows, strict=True))
     train, test = load_splits(*with_patients(trains, tests))
     return Dataset(
         name,
@@ -267,21 +258,14 @@ def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split
     """Return all training and all test samples; patients, if any part has them, are numbered over all hospitals."""
     if all(part.patient is None for part in trains):
         return join_splits(trains), join_splits(tests)
-    start, numbered = 0, []
+    start, numbered = 0, list[Split]()
     for train, test in zip(trains, tests, strict=True):
-        parts = [
-            part.patient if part.patient is not None else np.arange(len(part))
-            for part in (train, test)
-        ]
-        if train.patient is None:
-            parts[1] = parts[1] + len(train)
-        numbered.append(
-            [replace(s, patient=p + start) for s, p in zip((train, test), parts, strict=True)]
-        )
-        start += int(max(part.max(initial=-1) for part in parts)) + 1
-    return join_splits([pair[0] for pair in numbered]), join_splits(
-        [pair[1] for pair in numbered]
-    )
+        units = both(train.patient, test.patient)
+        units = np.arange(len(train) + len(test)) if units is None else units
+        whose = np.split(units + start, [len(train)])
+        numbered += [replace(train, patient=whose[0]), replace(test, patient=whose[1])]
+        start += int(units.max()) + 1
+    return join_splits(numbered[::2]), join_splits(numbered[1::2])
 
 
 # A csv by a column
@@ -348,10 +332,8 @@ def subsample_dataset(dataset: Dataset, count: int, seed: int) -> Dataset:
     if not count or count >= total:
         return dataset
     rng = np.random.default_rng([seed, count])
-    whole = {"": np.arange(total)} if dataset.groups is None else dataset.groups
-    patients = None
-    if dataset.train.patient is not None and dataset.test.patient is not None:
-        patients = np.concatenate([dataset.train.patient, dataset.test.patient])
+    whole = dataset.groups or {"": np.arange(total)}
+    patients = both(dataset.train.patient, dataset.test.patient)
     keep = np.zeros(total, bool)
     for rows in whole.values():
         for part in (rows[rows < n_train], rows[rows >= n_train]):
@@ -360,10 +342,8 @@ def subsample_dataset(dataset: Dataset, count: int, seed: int) -> Dataset:
     groups = dataset.groups and {
         name: place[rows[keep[rows]]] for name, rows in dataset.groups.items()
     }
-    train, test = (
-        select_rows(part, kept)
-        for part, kept in ((dataset.train, keep[:n_train]), (dataset.test, keep[n_train:]))
-    )
+    train = select_rows(dataset.train, keep[:n_train])
+    test = select_rows(dataset.test, keep[n_train:])
     return replace(dataset, train=train, test=test, groups=groups)
 
 
@@ -373,10 +353,7 @@ def draw_share(
     """Draw a share of the rows, by whole patients."""
     if not len(rows):
         return rows
-    unit = (
-        np.arange(len(rows))
-        if patients is None
-        else np.unique(patients[rows], return_inverse=True)[1]
-    )
+    whose = rows if patients is None else patients[rows]
+    unit = np.unique(whose, return_inverse=True)[1]
     count = max(1, round(share * (unit.max() + 1)))
     return rows[np.isin(unit, rng.permutation(unit.max() + 1)[:count])]
