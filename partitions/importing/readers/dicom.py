@@ -41,6 +41,7 @@ from partitions.importing.readers.dicom_file import (
 from partitions.importing.readers.reader import (
     FileSummary,
     ImageInfo,
+    Reader,
     SampleSource,
     ScanError,
     first_bytes,
@@ -332,55 +333,48 @@ def _first(value: Any) -> float | None:
     return None if value in (None, "") else float(value)
 
 
-class DicomReader:
-    """Reader of DICOM pictures."""
-
-    name = "dicom"
-    endings = ENDINGS
-    recognises = staticmethod(begins_dicom)
-
-    def probe(self, sample: SampleSource, reading: ReadOptions) -> ImageInfo:
-        """Return the image info of a picture from its header; no pixels are decoded."""
-        with redacted_errors(sample.where, "DICOM"):
-            dataset = load(sample.path, (IDENTITY["patient"], *KIND, *PIXELS))
-            return info_of(dataset, sample.path, reading, sample.part)
-
-    def read(self, sample: SampleSource, reading: ReadOptions) -> Array:
-        """Read the picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 where more than 8 bits are stored."""
-        path = sample.path
-        with redacted_errors(sample.where, "DICOM"):
-            dataset = load(path, (*KIND, *PIXELS))
-            check_readable(dataset, path)
-        with redacted_errors(sample.where, "DICOM", HINT * is_compressed(dataset)):
-            frame = _frame(dataset, sample.part)
-            array = pixels_of(path, dataset, frame)
-            header = of_frame(dataset, frame)
-            if is_grey(dataset):
-                values = show(array, header, reading.window)
-                deep = int(dataset.get("BitsStored") or 32) > 8
-                if not deep:
-                    values = np.rint(values * 255).astype(np.uint8)
-                picture = Image.fromarray(values)
-            else:
-                picture = Image.fromarray(_to_rgb(array, dataset))
-            spacing = spacing_of(header, ratio=not reading.spacing)
-            return np.atleast_3d(
-                fit_picture(picture, spacing, reading, Image.Resampling.BILINEAR)
-            )
-
-    def describe(self, path: Path, where: str) -> FileSummary:
-        """Return identity and properties of a file, or what it is without a picture."""
-        identified = read_header(path, where)
-        if isinstance(identified, str):
-            return FileSummary("DICOM files without a picture", without=identified)
-        with redacted_errors(where, "DICOM"):
-            dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
-            taken = info_of(dataset, path, ReadOptions(), None).acquired
-            header = of_frame(dataset, _frame(dataset, None))
-            values = tuple(describe_header(dataset, header, taken))
-        return FileSummary(
-            "DICOM pictures", values, identified.identity, identified.frames, taken.pixel
-        )
+def _probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
+    """Return the image info of a picture from its header; no pixels are decoded."""
+    with redacted_errors(sample.where, "DICOM"):
+        dataset = load(sample.path, (IDENTITY["patient"], *KIND, *PIXELS))
+        return info_of(dataset, sample.path, reading, sample.part)
 
 
-READER = DicomReader()
+def _read(sample: SampleSource, reading: ReadOptions) -> Array:
+    """Read the picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 where more than 8 bits are stored."""
+    path = sample.path
+    with redacted_errors(sample.where, "DICOM"):
+        dataset = load(path, (*KIND, *PIXELS))
+        check_readable(dataset, path)
+    with redacted_errors(sample.where, "DICOM", HINT * is_compressed(dataset)):
+        frame = _frame(dataset, sample.part)
+        array = pixels_of(path, dataset, frame)
+        header = of_frame(dataset, frame)
+        if is_grey(dataset):
+            values = show(array, header, reading.window)
+            deep = int(dataset.get("BitsStored") or 32) > 8
+            if not deep:
+                values = np.rint(values * 255).astype(np.uint8)
+            picture = Image.fromarray(values)
+        else:
+            picture = Image.fromarray(_to_rgb(array, dataset))
+        spacing = spacing_of(header, ratio=not reading.spacing)
+        return np.atleast_3d(fit_picture(picture, spacing, reading, Image.Resampling.BILINEAR))
+
+
+def _describe(path: Path, where: str) -> FileSummary:
+    """Return identity and properties of a file, or what it is without a picture."""
+    identified = read_header(path, where)
+    if isinstance(identified, str):
+        return FileSummary("DICOM files without a picture", without=identified)
+    with redacted_errors(where, "DICOM"):
+        dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
+        taken = info_of(dataset, path, ReadOptions(), None).acquired
+        header = of_frame(dataset, _frame(dataset, None))
+        values = tuple(describe_header(dataset, header, taken))
+    return FileSummary(
+        "DICOM pictures", values, identified.identity, identified.frames, taken.pixel
+    )
+
+
+READER = Reader("dicom", ENDINGS, begins_dicom, _probe, _read, _describe)

@@ -291,6 +291,11 @@ class Place:
     spacing: Any
 
     @property
+    def is_stated(self) -> bool:
+        """Whether the header has all of it."""
+        return all(part is not None for part in (self.position, self.directions, self.spacing))
+
+    @property
     def normal(self) -> Array:
         """The direction from slice to slice, (3,)."""
         return np.asarray(np.cross(*self.directions))
@@ -298,9 +303,8 @@ class Place:
     @property
     def along(self) -> float | None:
         """The mm of the frame along its normal."""
-        if self.position is None or self.directions is None:
-            return None
-        return float(self.normal @ self.position)
+        stated = self.position is not None and self.directions is not None
+        return float(self.normal @ self.position) if stated else None
 
     @property
     def plane(self) -> str:
@@ -318,12 +322,12 @@ class Place:
 
 def frame_place(header: Dataset) -> Place:
     """Return the place of a frame by its header."""
-    position = header.get("ImagePositionPatient")
-    directions = header.get("ImageOrientationPatient")
+    position, directions = (
+        np.array(header.get(f"Image{which}Patient") or (), float)
+        for which in ("Position", "Orientation")
+    )
     return Place(
-        np.array(position, float) if position and len(position) == 3 else None,
-        np.array(directions, float).reshape(2, 3)
-        if directions and len(directions) == 6
-        else None,
+        position if position.size == 3 else None,
+        directions.reshape(2, 3) if directions.size == 6 else None,
         spacing_of(header),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from partitions.importing.readers.reader import ScanError, load_library
-from partitions.importing.readers.signals import Recording, SignalReader, make_recording
+from partitions.importing.readers.signals import Recording, make_recording, signal_reader
 from partitions.splits import Array
 
 VERSION = b"0       "
@@ -55,4 +55,4 @@ def open_edf(path: Path) -> Recording:
     return make_recording("edf", channels, values, patient=words[0] if coded else "")
 
 
-READER = SignalReader(open_edf, begins_edf, (".edf",))
+READER = signal_reader(open_edf, begins_edf, (".edf",))

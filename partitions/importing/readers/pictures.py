@@ -15,6 +15,7 @@ from partitions.common.errors import DataError
 from partitions.importing.readers.reader import (
     FileSummary,
     ImageInfo,
+    Reader,
     SampleSource,
     fit_picture,
     fitted_size,
@@ -104,67 +105,60 @@ def open_picture(path: Path, where: str) -> Iterator[Image.Image]:
         raise DataError(f"{where}: {path.name} cannot be read ({reason})") from error
 
 
-class PictureReader:
-    """Reader of PNG and similar pictures."""
-
-    name = "picture"
-    endings = ENDINGS
-
-    def recognises(self, start: bytes) -> bool:
-        """Return False: a file that is called like a scan is none, and pictures alone are named in messages."""
-        return False
-
-    def probe(self, sample: SampleSource, reading: ReadOptions) -> ImageInfo:
-        """Return the image info of a picture."""
-        with open_picture(sample.path, sample.where) as picture:
-            if picture.mode not in MODES:
-                what = "32-bit" if picture.mode in ("I", "F") else "of a kind that is not read"
-                raise DataError(
-                    f"its pixels are {what} ({picture.mode}); convert it to 8 or 16 bit"
-                )
-            # Before EXIF is read, for which Pillow decodes a PNG
-            notes = tuple(remarks_on(picture))
-            width, height = picture.size
-            if picture.getexif().get(ORIENTATION, 1) >= 5:  # rotated by 90 degrees
-                width, height = height, width
-            height, width = fitted_size(height, width, None, reading)
-            deep = picture.mode.startswith("I;16")
-            grey = deep or picture.mode in ("1", "L", "LA")
-            return ImageInfo(height, width, 1 if grey else 3, deep, notes=notes)
-
-    def read(self, sample: SampleSource, reading: ReadOptions) -> Array:
-        """Read a picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits."""
-        with open_picture(sample.path, sample.where) as opened:
-            picture: Image.Image = ImageOps.exif_transpose(opened)
-            if picture.mode.startswith("I;16"):
-                values = np.asarray(picture).astype(np.float32) / 65535
-                # Of TIFF: Pillow inverts 8 bits only
-                white = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
-                picture = Image.fromarray(1 - values if white else values)
-            else:
-                picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
-            return np.atleast_3d(fit_picture(picture, None, reading, Image.Resampling.BILINEAR))
-
-    def describe(self, path: Path, where: str) -> FileSummary:
-        """Return format, size and bits of a picture."""
-        try:
-            with open_picture(path, where) as picture:
-                kind, mode, (width, height) = picture.format or "?", picture.mode, picture.size
-                frames = getattr(picture, "n_frames", 1)
-                if kind == "PNG":
-                    picture.verify()  # its parts have check sums; nothing is decoded
-        except DataError as error:
-            raise DataError(str(error).replace(f"{path.name} ", "it ", 1)) from None
-        mode, *deep = mode.split(";")  # I;16B is grey of 16 bits
-        bits = 16 if deep else OTHER_BITS.get(mode, 8)
-        colour = COLOURS.get(mode, "colour")
-        values = [
-            ("format", kind),
-            ("size", f"{width} x {height}"),
-            ("bits", f"{bits}-bit {colour}"),
-        ]
-        values += [("pages", "several, of which the first is read")] * (frames > 1)
-        return FileSummary("pictures", values)
+def _probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
+    """Return the image info of a picture."""
+    with open_picture(sample.path, sample.where) as picture:
+        if picture.mode not in MODES:
+            what = "32-bit" if picture.mode in ("I", "F") else "of a kind that is not read"
+            raise DataError(
+                f"its pixels are {what} ({picture.mode}); convert it to 8 or 16 bit"
+            )
+        # Before EXIF is read, for which Pillow decodes a PNG
+        notes = tuple(remarks_on(picture))
+        width, height = picture.size
+        if picture.getexif().get(ORIENTATION, 1) >= 5:  # rotated by 90 degrees
+            width, height = height, width
+        height, width = fitted_size(height, width, None, reading)
+        deep = picture.mode.startswith("I;16")
+        grey = deep or picture.mode in ("1", "L", "LA")
+        return ImageInfo(height, width, 1 if grey else 3, deep, notes=notes)
 
 
-READER = PictureReader()
+def _read(sample: SampleSource, reading: ReadOptions) -> Array:
+    """Read a picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits."""
+    with open_picture(sample.path, sample.where) as opened:
+        picture: Image.Image = ImageOps.exif_transpose(opened)
+        if picture.mode.startswith("I;16"):
+            values = np.asarray(picture).astype(np.float32) / 65535
+            # Of TIFF: Pillow inverts 8 bits only
+            white = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
+            picture = Image.fromarray(1 - values if white else values)
+        else:
+            picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
+        return np.atleast_3d(fit_picture(picture, None, reading, Image.Resampling.BILINEAR))
+
+
+def _describe(path: Path, where: str) -> FileSummary:
+    """Return format, size and bits of a picture."""
+    try:
+        with open_picture(path, where) as picture:
+            kind, mode, (width, height) = picture.format or "?", picture.mode, picture.size
+            frames = getattr(picture, "n_frames", 1)
+            if kind == "PNG":
+                picture.verify()  # its parts have check sums; nothing is decoded
+    except DataError as error:
+        raise DataError(str(error).replace(f"{path.name} ", "it ", 1)) from None
+    mode, *deep = mode.split(";")  # I;16B is grey of 16 bits
+    bits = 16 if deep else OTHER_BITS.get(mode, 8)
+    colour = COLOURS.get(mode, "colour")
+    values = [
+        ("format", kind),
+        ("size", f"{width} x {height}"),
+        ("bits", f"{bits}-bit {colour}"),
+    ]
+    values += [("pages", "several, of which the first is read")] * (frames > 1)
+    return FileSummary("pictures", values)
+
+
+# A file that is called like a scan is none, and pictures alone are named in messages: none is known by its first bytes
+READER = Reader("picture", ENDINGS, lambda start: False, _probe, _read, _describe)

@@ -10,12 +10,12 @@ import hashlib
 import logging
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -50,32 +50,6 @@ class FileSummary:
     slices: int = 1
     pixel: float | None = None
     without: str = ""
-
-
-class Reader(Protocol):
-    """Reads the samples in files of one format. Every error is a DataError of one line that begins with ``where``.
-
-    * ``name``: of the format: picture, dicom, nifti or signal.
-    * ``endings``: of files that are of this format although their first bytes are of none; they may be damaged.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def endings(self) -> Names: ...
-
-    def recognises(self, start: bytes) -> bool:
-        """Return whether a file that begins so has this format."""
-
-    def probe(self, sample: SampleSource, reading: ReadOptions) -> ImageInfo:
-        """Return the image info from the header; nothing is decoded."""
-
-    def read(self, sample: SampleSource, reading: ReadOptions) -> Array:
-        """Return the sample: uint8 or float32 (h, w, c), of a signal float32 (steps, channels)."""
-
-    def describe(self, path: Path, where: str) -> FileSummary:
-        """Return what the file holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +107,26 @@ class ImageInfo:
     depth: int = 0  # of a volume
     spelling: str = ""
     rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the samples in files of one format. Every error is a DataError of one line that begins with ``where``.
+
+    * ``name``: of the format: picture, dicom, nifti or signal.
+    * ``endings``: of files that are of this format although their first bytes are of none; they may be damaged.
+    * ``recognises``: returns whether a file that begins so has this format.
+    * ``probe``: returns the image info from the header; nothing is decoded.
+    * ``read``: returns the sample: uint8 or float32 (h, w, c), of a signal float32 (steps, channels).
+    * ``describe``: returns what a file holds, by its path and its name in messages.
+    """
+
+    name: str
+    endings: Names
+    recognises: Callable[[bytes], bool]
+    probe: Callable[[SampleSource, ReadOptions], ImageInfo]
+    read: Callable[[SampleSource, ReadOptions], Array]
+    describe: Callable[[Path, str], FileSummary]
 
 
 def first_bytes(path: Path) -> bytes:

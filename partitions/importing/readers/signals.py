@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from partitions.common.sizes import check_picture
 from partitions.importing.readers.reader import (
     FileSummary,
     ImageInfo,
+    Reader,
     SampleSource,
     ScanError,
     hash_text,
@@ -86,6 +88,7 @@ def make_recording(
 
 
 KIND = "a signal"
+Opener = Callable[[Path], Recording]  # reads the header of a recording
 MOST_RATIO = 1000  # of two rates, as a fraction
 
 
@@ -119,72 +122,73 @@ def choose(recording: Recording, reading: ReadOptions) -> ChosenChannels:
     return ChosenChannels(channels, rate, steps, there)
 
 
-@dataclass(frozen=True)
-class SignalReader:
-    """Reader of signals. ``open``: reads the header of a recording; it raises ScanError, or what its library raises."""
+def _probe(open_file: Opener, sample: SampleSource, reading: ReadOptions) -> ImageInfo:
+    """Return the info of a signal from its header: ``height`` steps of ``channels`` channels."""
+    check_signal_options(sample.where, reading)
+    with redacted_errors(sample.where, KIND):
+        recording = open_file(sample.path)
+        chosen = choose(recording, reading)
+        check_picture((chosen.steps, len(chosen.channels)), "its signal")
+        names, units, rates, *_ = zip(*chosen.channels.values(), strict=True)
+        notes = list(recording.notes)
+        if chosen.there != chosen.steps:
+            longer = chosen.there > chosen.steps
+            notes.append(
+                f"are {'longer' if longer else 'shorter'} than {reading.seconds:g} s: "
+                + ("the beginning is taken" if longer else "zeros follow")
+            )
+        if set(rates) != {chosen.rate}:
+            notes.append(f"have other rates: resampled to {chosen.rate:g} Hz")
+        taken = Acquisition(recording.format, rate=min(rates), channels=names, units=units)
+        whose = recording.patient
+        return ImageInfo(
+            *(chosen.steps, 1, len(names), True, pseudonym(whose), tuple(notes), taken),
+            spelling=hash_text(whose),
+            rate=chosen.rate,
+        )
 
-    open: Callable[[Path], Recording]
-    recognises: Callable[[bytes], bool]
-    endings: Names = ()
-    name: str = "signal"
 
-    def probe(self, sample: SampleSource, reading: ReadOptions) -> ImageInfo:
-        """Return the info of a signal from its header: ``height`` steps of ``channels`` channels."""
-        check_signal_options(sample.where, reading)
-        with redacted_errors(sample.where, KIND):
-            recording = self.open(sample.path)
-            chosen = choose(recording, reading)
-            check_picture((chosen.steps, len(chosen.channels)), "its signal")
-            names, units, rates, *_ = zip(*chosen.channels.values(), strict=True)
-            notes = list(recording.notes)
-            if chosen.there != chosen.steps:
-                longer = chosen.there > chosen.steps
-                notes.append(
-                    f"are {'longer' if longer else 'shorter'} than {reading.seconds:g} s: "
-                    + ("the beginning is taken" if longer else "zeros follow")
+def _read(open_file: Opener, sample: SampleSource, reading: ReadOptions) -> Array:
+    """Read a signal, float32 (steps, channels). Raises DataError where a value is missing."""
+    with redacted_errors(sample.where, KIND):
+        recording = open_file(sample.path)
+        chosen = choose(recording, reading)
+        signal = np.zeros((chosen.steps, len(chosen.channels)), np.float32)
+        read = recording.values([*chosen.channels], reading.seconds or 0.0)
+        channels = zip(signal.T, chosen.channels.values(), read, strict=True)
+        for column, channel, values in channels:
+            if missing := int((~np.isfinite(values)).sum()):
+                raise ScanError(
+                    f"its channel {channel.name} has {missing} steps without a value"
                 )
-            if set(rates) != {chosen.rate}:
-                notes.append(f"have other rates: resampled to {chosen.rate:g} Hz")
-            taken = Acquisition(recording.format, rate=min(rates), channels=names, units=units)
-            whose = recording.patient
-            return ImageInfo(
-                *(chosen.steps, 1, len(names), True, pseudonym(whose), tuple(notes), taken),
-                spelling=hash_text(whose),
-                rate=chosen.rate,
-            )
+            scaled = resample_channel(values * channel.scale, channel.rate, chosen.rate)
+            kept = scaled[: chosen.steps]
+            column[: len(kept)] = kept
+        return signal
 
-    def read(self, sample: SampleSource, reading: ReadOptions) -> Array:
-        """Read a signal, float32 (steps, channels). Raises DataError where a value is missing."""
-        with redacted_errors(sample.where, KIND):
-            recording = self.open(sample.path)
-            chosen = choose(recording, reading)
-            signal = np.zeros((chosen.steps, len(chosen.channels)), np.float32)
-            read = recording.values([*chosen.channels], reading.seconds or 0.0)
-            channels = zip(signal.T, chosen.channels.values(), read, strict=True)
-            for column, channel, values in channels:
-                if missing := int((~np.isfinite(values)).sum()):
-                    raise ScanError(
-                        f"its channel {channel.name} has {missing} steps without a value"
-                    )
-                scaled = resample_channel(values * channel.scale, channel.rate, chosen.rate)
-                kept = scaled[: chosen.steps]
-                column[: len(kept)] = kept
-            return signal
 
-    def describe(self, path: Path, where: str) -> FileSummary:
-        """Return format, channels, units, rate and length of a signal."""
-        with redacted_errors(where, KIND):
-            recording = self.open(path)
-            names, units, rates, steps, _ = zip(*recording.channels, strict=True)
-            seconds = max(map(operator.truediv, steps, rates))
-            values = (
-                ("format", recording.format),
-                ("channels", ", ".join(names)),
-                ("units", ", ".join(unit or "none" for unit in sorted(set(units)))),
-                ("rate", ", ".join(f"{rate:g}" for rate in sorted(set(rates))) + " Hz"),
-                ("length", f"{seconds:g} s"),
-            )
-            return FileSummary("signals", values, {"patient": pseudonym(recording.patient)})
+def _describe(open_file: Opener, path: Path, where: str) -> FileSummary:
+    """Return format, channels, units, rate and length of a signal."""
+    with redacted_errors(where, KIND):
+        recording = open_file(path)
+        names, units, rates, steps, _ = zip(*recording.channels, strict=True)
+        seconds = max(map(operator.truediv, steps, rates))
+        values = (
+            ("format", recording.format),
+            ("channels", ", ".join(names)),
+            ("units", ", ".join(unit or "none" for unit in sorted(set(units)))),
+            ("rate", ", ".join(f"{rate:g}" for rate in sorted(set(rates))) + " Hz"),
+            ("length", f"{seconds:g} s"),
+        )
+        return FileSummary("signals", values, {"patient": pseudonym(recording.patient)})
+
+
+def signal_reader(
+    open_file: Opener, recognises: Callable[[bytes], bool], endings: Names = ()
+) -> Reader:
+    """Return a reader of signals. ``open_file``: raises ScanError, or what its library raises."""
+    each = (partial(function, open_file) for function in (_probe, _read, _describe))
+    return Reader("signal", endings, recognises, *each)
 
 
 def check_signal_options(where: str, reading: ReadOptions) -> None:
@@ -215,23 +219,24 @@ def resample_channel(values: Array, present: float, rate: float) -> Array:
 def check_signals_alike(places: Sequence[str], infos: Sequence[ImageInfo]) -> None:
     """Raise DataError for the first signal with other channels, units, rate or length than the first."""
     first = infos[0]
-    names = sorted(map(str.casefold, first.acquired.channels))
-    units = dict(
-        zip(map(str.casefold, first.acquired.channels), first.acquired.units, strict=True)
-    )
     for where, info in zip(places, infos, strict=True):
-        taken = info.acquired
-        unit_of = dict(zip(map(str.casefold, taken.channels), taken.units, strict=True))
-        if sorted(unit_of) != names:
-            raise DataError(
-                f"{where}: its file has channels {few(taken.channels, 30)}, the first one has "
-                f"{few(first.acquired.channels, 30)}; use --channels"
+        (units, other), (taken, here) = (
+            (
+                dict(zip(map(str.casefold, known.channels), known.units, strict=True)),
+                known.channels,
             )
-        if other := [name for name in names if unit_of[name] != units[name]]:
+            for known in (first.acquired, info.acquired)
+        )
+        if taken.keys() != units.keys():
             raise DataError(
-                f"{where}: its channel {other[0]} is in {unit_of[other[0]] or 'no unit'}, the first file's in "
-                f"{units[other[0]] or 'no unit'}; convert one of them"
+                f"{where}: its file has channels {few(here, 30)}, the first one has {few(other, 30)}; use --channels"
             )
+        for name in sorted(units):
+            if taken[name] != units[name]:
+                raise DataError(
+                    f"{where}: its channel {name} is in {taken[name] or 'no unit'}, the first file's in "
+                    f"{units[name] or 'no unit'}; convert one of them"
+                )
         if info.rate != first.rate:
             raise DataError(
                 f"{where}: its file has {info.rate:g} Hz, the first one {first.rate:g}; use --rate"

@@ -11,7 +11,7 @@ import numpy as np
 
 from partitions.importing.readers.dicom_file import begins_dicom, load, text_of
 from partitions.importing.readers.reader import ScanError
-from partitions.importing.readers.signals import Recording, SignalReader, make_recording
+from partitions.importing.readers.signals import Recording, make_recording, signal_reader
 from partitions.splits import Array
 
 # The SOP class of a waveform, in the file's first group or in its first attributes (PS3.4, B.5).
@@ -85,4 +85,4 @@ def _physical(stored: Array, channel: Any) -> Array:
     return np.asarray(stored * scale + float(channel.get("ChannelBaseline") or 0))
 
 
-READER = SignalReader(open_waveform, begins_waveform)
+READER = signal_reader(open_waveform, begins_waveform)

@@ -9,7 +9,7 @@ import numpy as np
 
 from partitions.common.sizes import BLOCK
 from partitions.importing.readers.reader import ScanError, load_library
-from partitions.importing.readers.signals import Recording, SignalReader, make_recording
+from partitions.importing.readers.signals import Recording, make_recording, signal_reader
 from partitions.splits import Array
 
 HEADER = ".hea"
@@ -42,21 +42,20 @@ def open_record(path: Path) -> Recording:
         raise ScanError("its record is of several segments: save it as one")
     if any(not named_file.is_file() for named_file in record_files(path)):
         raise ScanError("its header names a file that is not there")
-    per_frame = header.samps_per_frame or []
-    count = header.n_sig or 0
-    names = [name or "" for name in header.sig_name or [""] * count]
+    per_frame, count = header.samps_per_frame or [], header.n_sig or 0
+    names = header.sig_name or [""] * count
     channels = [
-        (name, unit or "", float(header.fs) * frame, int(header.sig_len or 0) * frame)
+        (name or "", unit or "", float(header.fs) * frame, int(header.sig_len or 0) * frame)
         for name, unit, frame in zip(names, header.units or [], per_frame, strict=True)
     ]
 
     def values(places: Sequence[int], seconds: float) -> list[Array]:
         to = min(int(header.sig_len), int(np.ceil(seconds * header.fs))) if seconds else None
         physical = wfdb.rdrecord(record, channels=list(places), sampto=to, smooth_frames=False)
-        return [np.asarray(named_file, np.float64) for named_file in physical.e_p_signal]
+        return [np.asarray(signal, np.float64) for signal in physical.e_p_signal]
 
     return make_recording("wfdb", channels, values)
 
 
 # Its header is a text, which only its ending tells
-READER = SignalReader(open_record, lambda start: False, (HEADER,))
+READER = signal_reader(open_record, lambda start: False, (HEADER,))

@@ -53,11 +53,9 @@ class Grid:
         """The grid along canonical axes."""
         orientations = load_library("a volume", "nibabel").orientations
         transform = orientations.ornt_transform(self.orientation, CANONICAL)
-        shape = [self.shape[axis] for axis in np.argsort(transform[:, 0])]
-        return Grid(
-            (shape[0], shape[1], shape[2]),
-            self.affine @ orientations.inv_ornt_aff(transform, self.shape),
-        )
+        a, b, c = (self.shape[axis] for axis in np.argsort(transform[:, 0]))
+        affine = self.affine @ orientations.inv_ornt_aff(transform, self.shape)
+        return Grid((a, b, c), affine)
 
     def turn(self, values: Array, *, back: bool = False) -> Array:
         """Turn values (n0, n1, n2) to canonical axes, or from these ``back`` to those of the source."""
@@ -69,10 +67,8 @@ class Grid:
 
 def check_grid(grid: Grid, *, straight: bool) -> None:
     """Raise ScanError where voxels have no size or, if it is to be ``straight``, axes are not at right angles."""
-    if (
-        not np.isfinite(grid.affine).all()
-        or not ((grid.spacing > 0) & (grid.spacing < 1000)).all()
-    ):
+    sized = (grid.spacing > 0) & (grid.spacing < 1000)
+    if not np.isfinite(grid.affine).all() or not sized.all():
         raise ScanError("its header does not say how large a voxel is")
     cosines = grid.affine[:3, :3] / grid.spacing
     if straight and np.abs(cosines.T @ cosines - np.eye(3)).max() > LARGEST_COSINE:
@@ -91,7 +87,7 @@ def steps(grid: Grid, reading: ReadOptions) -> tuple[tuple[int, int, int], Array
     """Return the new shape of a turned volume, and the width of a new voxel in old voxels along each axis."""
     assert reading.volume is not None
     if reading.voxel is None:
-        return reading.volume, np.array(grid.canonical.shape) / np.array(reading.volume)
+        return reading.volume, np.divide(grid.canonical.shape, reading.volume)
     return reading.volume, np.array(reading.voxel) / grid.canonical.spacing
 
 
@@ -104,12 +100,9 @@ def resample(
         places = (count_before - 1) / 2 + (np.arange(count) - (count - 1) / 2) * width
         if nearest:
             index = np.floor(places + 0.5).astype(np.int64)
-            inside = (index >= 0) & (index < count_before)
-            values = np.take(values, np.clip(index, 0, count_before - 1), axis)
-            if not inside.all():
-                values = values * inside.reshape(
-                    [-1 if i == axis else 1 for i in range(3)]
-                ).astype(values.dtype)
+            nearby = np.clip(index, 0, count_before - 1)
+            values = np.take(values, nearby, axis)
+            values[(slice(None),) * axis + (index != nearby,)] = 0
         elif count != count_before or width != 1:
             values = np.moveaxis(
                 np.tensordot(weights(count_before, places, width), values, (1, axis)), 0, axis

@@ -85,7 +85,7 @@ def load_nifti(path: Path) -> Any:
 
 def nifti_shape(image: Any) -> Shape:
     """Return a volume's shape without axes of length 1 behind the third."""
-    shape = tuple(image.shape)
+    shape: Shape = image.shape
     while len(shape) > 3 and shape[-1] == 1:
         shape = shape[:-1]
     return shape
@@ -93,19 +93,16 @@ def nifti_shape(image: Any) -> Shape:
 
 def nifti_grid(image: Any, *, straight: bool) -> Grid:
     """Return the grid of a volume, or of the first one. Raises ScanError where it is none."""
-    width, depth, height = image.shape[:3]
-    grid = Grid((width, depth, height), RAS @ np.asarray(image.affine, float))
+    grid = Grid(image.shape[:3], RAS @ np.asarray(image.affine, float))
     check_grid(grid, straight=straight)
     return grid
 
 
 def stored_values(image: Any) -> Array:
     """Return a volume's values along the file's own axes, float32; of several times or channels the first."""
-    first = (..., *[0] * (len(image.shape) - 3))
-    values = np.asarray(
-        image.dataobj[first] if len(image.shape) > 3 else image.dataobj, np.float32
-    )
-    return np.require(values, requirements="W")
+    more = len(image.shape) - 3
+    values = image.dataobj[(..., *[0] * more)] if more else image.dataobj
+    return np.require(np.asarray(values, np.float32), requirements="W")
 
 
 # The scans of one patient, which are read consecutively, often have one mask
@@ -113,10 +110,9 @@ def stored_values(image: Any) -> Array:
 def stored_classes(path: Path, changed: int) -> Array:
     """Read the classes of a mask along the file's own axes, uint8 (i, j, k). Raises ScanError for other values."""
     values = np.nan_to_num(stored_values(load_nifti(path)), copy=False)
-    classes = np.rint(values)
+    classes: Array = np.rint(values)
     if classes.min() < 0 or classes.max() > 255 or np.abs(values - classes).max() > 1e-3:
         raise ScanError(
             "its mask has values that are no classes 0, 1, 2, ... 254; 255 does not count"
         )
-    stored: Array = classes.astype(np.uint8)
-    return stored
+    return classes.astype(np.uint8)

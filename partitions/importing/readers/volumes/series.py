@@ -122,7 +122,7 @@ def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
     """Return the plane of a slice. Raises ScanError where the header has no position."""
     place = frame_place(of_frame(dataset, frame))
     axes = place.directions
-    if place.position is None or axes is None or not place.spacing:
+    if not place.is_stated:
         raise ScanError(
             "a slice does not say where it lies, or how large its pixels are: it is no volume"
         )
@@ -130,8 +130,7 @@ def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
         axes @ axes.T, np.eye(2), atol=1e-2
     ):
         raise ScanError("a slice does not say where it lies: its orientation is none")
-    size = (int(dataset.Rows), int(dataset.Columns))
-    return Plane(path, frame, place, size)
+    return Plane(path, frame, place, (int(dataset.Rows), int(dataset.Columns)))
 
 
 def stack_planes(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
@@ -153,8 +152,8 @@ def stack_planes(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
     places = np.array([plane.place.position @ normal for plane in ordered])
     apart = np.diff(places)
     usual = float(np.median(apart))
-    if (apart < 1e-3).any():
-        at = int(np.argmax(apart < 1e-3))
+    if (equal := apart < 1e-3).any():
+        at = int(equal.argmax())
         raise ScanError(
             f"slices {at + 1} and {at + 2} lie at one place: several times or echoes are no volume"
         )
@@ -165,15 +164,14 @@ def stack_planes(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
             "one is missing, or there is one too many"
         )
     start, end = ordered[0].place.position, ordered[-1].place.position
-    shift = end - start - (places[-1] - places[0]) * normal
+    length = places[-1] - places[0]
+    shift = end - start - length * normal
     if np.linalg.norm(shift) > SHIFTED * min(first.spacing):
         raise ScanError(
             "its slices are shifted in their planes (a tilted gantry?): resample it to a straight volume first"
         )
-    step = (places[-1] - places[0]) / (len(ordered) - 1)
     affine = np.eye(4)
-    affine[:3, :3] = np.column_stack([normal * step, first.steps])
-    affine[:3, 3] = start
+    affine[:3] = np.column_stack([normal * (length / (len(ordered) - 1)), first.steps, start])
     grid = Grid((len(ordered), *planes[0].pixels), affine)
     check_grid(grid, straight=True)
     return ordered, grid
@@ -267,9 +265,7 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
     slices = [slice_index(of_frame(dataset, frame), grid) for frame in range(frames)]
     numbers = [segment_of(dataset, frame) for frame in range(frames)]
     pixels = pixels_of(path, dataset, None).reshape(frames, *grid.shape[1:])
-    half = (
-        float(dataset.get("MaximumFractionalValue") or 255) / 2 if kind == "FRACTIONAL" else 0.5
-    )
+    most = float(dataset.get("MaximumFractionalValue") or 255) if kind == "FRACTIONAL" else 1.0
 
     def mask(number: int) -> Array:
         voxels = np.zeros(grid.shape, bool)
@@ -277,7 +273,7 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
             if kind == "LABELMAP":
                 voxels[place] |= frame == number
             elif segment_number == number:
-                voxels[place] |= frame >= half
+                voxels[place] |= frame >= most / 2
         return voxels
 
     for segment in dataset.get("SegmentSequence") or []:
@@ -296,7 +292,7 @@ def segment_of(dataset: Dataset, frame: int) -> int:
 def slice_index(header: Dataset, grid: Grid) -> int:
     """Return the slice of the series with the pixels of a frame. Raises ScanError where there is none."""
     place = frame_place(header)
-    if place.position is None or place.directions is None or not place.spacing:
+    if not place.is_stated:
         raise ScanError(OFF_THE_SLICES)
     k, i, j = (np.linalg.inv(grid.affine) @ [*place.position, 1.0])[:3]
     fits = (
@@ -342,11 +338,9 @@ def fill_outline(drawn: Sequence[Dataset], grid: Grid) -> Array:
 def inside(rows: Array, columns: Array, shape: Shape) -> Array:
     """Return which pixel centres are inside a polygon, bool: those left of an odd number of its edges in their row."""
     filled = np.zeros(shape, bool)
-    rows_of_picture, across = np.arange(shape[0]), np.arange(shape[1])
+    down, across = map(np.arange, shape)
     for a, b, p, q in zip(rows, np.roll(rows, -1), columns, np.roll(columns, -1), strict=True):
-        between = rows_of_picture[
-            (np.minimum(a, b) <= rows_of_picture) & (rows_of_picture < np.maximum(a, b))
-        ]
+        between = down[(min(a, b) <= down) & (down < max(a, b))]
         crossing = p + (between - a) / (b - a) * (q - p) if len(between) else np.zeros(0)
         filled[between] ^= across < crossing[:, np.newaxis]
     return filled
