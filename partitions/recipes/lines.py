@@ -28,8 +28,10 @@ Coded = tuple[Sequence[str], Array]
 MOST_CODED = 4096  # different cells of a column that stay such, where they are numbers
 MOST_OTHERS = 16  # different cells of a column of numbers that are none, and as many gaps that look like numbers
 NUMERIC = b"0123456789+-.,eE\n"
-LEADING_ZERO = re.compile("\n0[0-9]")
-THREE_DIGITS = re.compile("[.,][0-9]{3}\n")
+# Of cells, each after a line break: codes; numbers whose sign may stand between thousands; all others with a sign
+LEADING_ZERO = re.compile(r"\n0\d+$", re.ASCII | re.MULTILINE)
+UNCLEAR = re.compile(rf"\n{ONE_GROUP.pattern}$", re.ASCII | re.MULTILINE)
+DECIMAL = re.compile(rf"\n(?!{ONE_GROUP.pattern}$).*[.,].*$", re.ASCII | re.MULTILINE)
 # Memory of a code, of a different cell, of a number
 CODE_BYTES, CELL_BYTES, VALUE_BYTES = 4, 150, 9
 
@@ -53,9 +55,7 @@ class Numbers:
 
     def between(self, gaps: Collection[str]) -> bool:
         """Return whether the others are gaps, and all other cells are none."""
-        return all(cell in gaps for cell in self.others) and all(
-            cell in self.others for cell in gaps if is_plain(cell)
-        )
+        return {*filter(is_plain, gaps)} <= {*self.others} <= {*gaps}
 
     def fits(self, decimal: str, thousands: str, gaps: Collection[str]) -> bool:
         """Return whether all cells but the gaps are numbers with these signs."""
@@ -66,15 +66,13 @@ class Numbers:
         )
 
 
+@dataclass(eq=False)
 class Cells(Sequence[str]):
     """The cells of a column. ``read``: returns the ``different`` ones and the ``codes``, when they are needed."""
 
-    def __init__(
-        self, count: int, read: Callable[[], Coded], numbers: Numbers | None = None
-    ) -> None:
-        self.count_of_lines = count
-        self.read = read
-        self.numbers = numbers
+    count_of_lines: int
+    read: Callable[[], Coded]
+    numbers: Numbers | None = None
 
     @classmethod
     def of(cls, cells: Sequence[str]) -> Cells:
@@ -120,16 +118,12 @@ class Cells(Sequence[str]):
 
     def lines_of(self, cells: Collection[str]) -> Array:
         """Return which lines have one of these cells, bool (n,)."""
-        cells = frozenset(cells)
-        numbers = self.numbers
+        cells, numbers = frozenset(cells), self.numbers
         if numbers and all(cell in numbers.others for cell in cells if is_plain(cell)):
-            return np.isin(
-                numbers.kinds,
-                [kind for kind, cell in enumerate(numbers.others) if cell in cells],
-            )
-        return np.isin(
-            self.codes, [code for code, cell in enumerate(self.different) if cell in cells]
-        )
+            codes, different = numbers.kinds, numbers.others
+        else:
+            codes, different = self.codes, self.different
+        return np.isin(codes, [code for code, cell in enumerate(different) if cell in cells])
 
     def count_in(self, cells: Collection[str]) -> int:
         """Return the number of lines with one of these cells."""
@@ -208,11 +202,8 @@ class ColumnReader:
 
     def turn(self) -> None:
         """Make a column of numbers of the different cells so far, if they are numbers."""
-        different = [*self.different]
-        codes = np.concatenate(self.codes)
-        lines, self.lines = self.lines, 0
+        different, codes = [*self.different], np.concatenate(self.codes)
         self.numbers = self.add_numbers([different[code] for code in codes.tolist()])
-        self.lines = lines
         if self.numbers:
             self.code, self.different, self.codes = {}, {}, []
         else:
@@ -223,11 +214,8 @@ class ColumnReader:
         numbers = [cell for cell in cells if cell not in self.others] if self.others else cells
         if (values := floats_of(numbers)) is None:
             cells = [composed(cell.strip()) for cell in cells]
-            strange = [
-                cell
-                for cell in dict.fromkeys(cells)
-                if cell not in self.others and not is_plain(cell)
-            ]
+            others = (cell for cell in dict.fromkeys(cells) if not is_plain(cell))
+            strange = [cell for cell in others if cell not in self.others]
             if len(strange) + len(self.others) > 2 * MOST_OTHERS:
                 return False
             self.others |= {cell: len(self.others) + k for k, cell in enumerate(strange)}
@@ -239,41 +227,22 @@ class ColumnReader:
             kinds = np.fromiter(map(self.others.get, cells, repeat(-1)), np.int8, len(cells))
             known, values = values, np.full(len(cells), np.nan)
             values[kinds < 0] = known
+        places = len(self.values) + np.flatnonzero(kinds < 0)
         self.values.frombytes(values.tobytes())
         self.kinds.frombytes(kinds.tobytes())
-        return self.look_at(numbers, np.flatnonzero(kinds < 0))
+        return self.look_at("\n".join(["", *numbers]), places)
 
-    def look_at(self, cells: Sequence[str], places: Array) -> bool:
-        """Note the signs of numbers, and where they are first; return whether it is one sign."""
-        text = "\n" + "\n".join(cells) + "\n"
+    def look_at(self, text: str, places: Array) -> bool:
+        """Note the signs of numbers, each after a line break, and where they are first; return whether it is one."""
         sign = "." if "." in text else "," if "," in text else ""
         if self.sign and sign not in ("", self.sign):
             return False
         self.sign = self.sign or sign
-        if not self.zeros and LEADING_ZERO.search(text):
-            self.zeros = any(
-                cell[:1] == "0" and len(cell) > 1 and cell.isdigit() for cell in cells
-            )
-        if sign and not self.unclear and THREE_DIGITS.search(text):
-            self.unclear = self.place(cells, places, ONE_GROUP.fullmatch)
-        if sign and not self.decimal:
-            self.decimal = self.place(
-                cells, places, lambda cell: sign in cell and not ONE_GROUP.fullmatch(cell)
-            )
+        self.zeros = self.zeros or bool(LEADING_ZERO.search(text))
+        if sign:
+            self.unclear = self.unclear or first_match(UNCLEAR, text, places)
+            self.decimal = self.decimal or first_match(DECIMAL, text, places)
         return True
-
-    def place(
-        self, cells: Sequence[str], places: Array, suits: Callable[[str], object]
-    ) -> tuple[int, str] | None:
-        """Return the line of the first cell that suits, and the cell."""
-        return next(
-            (
-                (self.lines + int(i), cell)
-                for i, cell in zip(places, cells, strict=True)
-                if suits(cell)
-            ),
-            None,
-        )
 
     def make_column(self, read: Callable[[], Coded] | None = None) -> Cells:
         """Return the column. ``read``: reads it again, with all its different cells."""
@@ -286,6 +255,12 @@ class ColumnReader:
         kinds = np.frombuffer(self.kinds, np.int8)
         signs = self.sign, self.decimal, self.unclear, self.zeros
         return Cells(self.lines, read, Numbers(values, kinds, tuple(self.others), *signs))
+
+
+def first_match(kind: re.Pattern[str], text: str, places: Array) -> tuple[int, str] | None:
+    """Return the place of the first cell of this kind, and the cell. ``text``: each after a line break."""
+    match = kind.search(text)
+    return match and (int(places[text.count("\n", 0, match.start())]), match[0][1:])
 
 
 def floats_of(cells: Sequence[str]) -> Array | None:
@@ -323,17 +298,13 @@ class Lines(Sequence[Line]):
         separator: str = "",
         encoding: str = "",
     ) -> None:
-        cells = {
+        self.path, self.numbers, self.header = path, numbers, [*columns]
+        self.columns = {
             name: column if isinstance(column, Cells) else Cells.of(column)
             for name, column in columns.items()
         }
-        self.path = path
-        self.columns = cells
-        self.numbers = numbers
-        self.header = [*columns]
         self.word = word or f"{path}, line"
-        self.separator = separator
-        self.encoding = encoding
+        self.separator, self.encoding = separator, encoding
 
     def where(self, i: int) -> str:
         """Return the place of a line, for messages."""
@@ -341,9 +312,8 @@ class Lines(Sequence[Line]):
 
     def only(self, names: Collection[str]) -> Lines:
         """Return the lines with some of their columns."""
-        return Lines(
-            self.path, {name: self.columns[name] for name in names}, self.numbers, self.word
-        )
+        columns = {name: self.columns[name] for name in names}
+        return Lines(self.path, columns, self.numbers, self.word)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -367,9 +337,8 @@ class Places(Mapping[str, str]):
 
     def __init__(self, lines: Lines, column: Cells, gaps: Collection[str]) -> None:
         self.lines, self.column, self.gaps = lines, column, gaps
-        self.numbers = (
-            column.numbers if column.numbers and column.numbers.between(gaps) else None
-        )
+        numbers = column.numbers
+        self.numbers = numbers if numbers and numbers.between(gaps) else None
 
     @cached_property
     def different(self) -> Mapping[str, int]:
