@@ -330,14 +330,12 @@ def _most(orders: Sequence[Names]) -> Names:
     if not sets:
         return ()
     chosen = max(sets, key=lambda names: (sets[names], len(names)))
-    return Counter(order for order in orders if frozenset(order) == chosen).most_common(1)[0][0]
+    return _first([order for order in orders if frozenset(order) == chosen])  # type: ignore[no-any-return]
 
 
 def _first(values: Sequence[Any]) -> Any:
     """Return the most frequent stated value; in a tie the first."""
-    return next(
-        (value for value, _ in Counter(value for value in values if value).most_common(1)), None
-    )
+    return next((value for value, _ in Counter(filter(None, values)).most_common(1)), None)
 
 
 MEND = "rename them in the data file, or set `schema` in the federation file"

@@ -103,18 +103,18 @@ def draft_columns(
     whole = join_signs(evidence.values())
     drafted, decimals = list[Column](), Counter[str]()
     for name, places in cells.items():
-        known = len(problems.errors)
-        with problems.collect():
+        try:
             if name in evidence:
                 signs = signs_of(name, evidence[name], whole, options)
                 drafted.append(draft_number(name, lines, places, gaps, signs))
                 decimals[signs.decimal] += bool(evidence[name].decimal)
             else:
                 drafted.append(draft_other(name, lines, places, gaps, options, patient))
-        for error in problems.errors[known:]:
+        except DataError as error:
+            problems.errors.append(error)
             drafted.append(draft_column(name, OPEN, why=f"QUESTION. {error}"))
-    likely = [sign for sign, count in decimals.most_common(1) if count]
-    return tuple(drafted), options.decimal or next(iter(likely), ".")
+    likely = next((sign for sign, count in decimals.most_common(1) if count), ".")
+    return tuple(drafted), options.decimal or likely
 
 
 def are_dates(cells: Collection[str], form: str) -> bool:
@@ -228,9 +228,8 @@ def draft_other(
     if wanted.dates and all(parse_date(cell, wanted.dates) for cell in cells):
         formats = [wanted.dates]
     if not formats and (taken_by := check_dates(name, cells)):
-        return draft_column(
-            name, "skip", why=f"left out: its cells are dates; {taken_by} takes them"
-        )
+        why = f"left out: its cells are dates; {taken_by} takes them"
+        return draft_column(name, "skip", why=why)
     if len(formats) > 1:
         cell, where = next(iter(cells.items()))
         options = " or ".join(f"--dates {form!r}" for form in formats)
@@ -287,22 +286,18 @@ def draft_category(
     for cell in cells:
         spellings[tidy(cell)].append(cell)
     common = sorted(v for v in spellings if whose[v] >= FEWEST and v.isprintable())
-    rare = len(spellings) - len(common)
-    of_few = f"of fewer than {FEWEST} patients" + (
-        "" if all(map(str.isprintable, spellings)) else ", or unprintable,"
-    )
     if not common:
         why = f"left out: none of its values has {FEWEST} patients or more"
         return draft_column(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
-    free = (v for v in ("other", "other values", "all others") if v not in common)
-    other = next(free) if rare else ""
-    remarks = [f"category, one column for each of {few(common, 8)}"]
-    remarks += [f"{rare} values {of_few} become {other!r}, unnamed"] if rare else []
-    remarks.append(remark_on_gaps(lines, name, gaps, "the training part's most frequent"))
-    if len(spellings) == 1 and remarks[-1]:
-        remarks.append(
-            f'if a gap means no: categories = ["{common[0]}", "no"], fill = "value", fill-value = "no"'
-        )
+    remarks, other = [f"category, one column for each of {few(common, 8)}"], ""
+    if rare := len(spellings) - len(common):
+        other = next(v for v in ("other", "other values", "all others") if v not in common)
+        unprintable = ", or unprintable," * (not all(map(str.isprintable, spellings)))
+        of_few = f"of fewer than {FEWEST} patients{unprintable}"
+        remarks.append(f"{rare} values {of_few} become {other!r}, unnamed")
+    if filled := remark_on_gaps(lines, name, gaps, "the training part's most frequent"):
+        no = f'if a gap means no: categories = ["{common[0]}", "no"], fill = "value", fill-value = "no"'
+        remarks += [filled, *[no] * (len(spellings) == 1)]
     remarks += remarks_on_units(cells)
     folded = Counter(value.casefold() for value in spellings)
     if twice := [value for value in common if folded[value.casefold()] > 1]:
@@ -310,15 +305,13 @@ def draft_category(
             f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them"
         )
     values = {cell: value for value in common for cell in spellings[value] if cell != value}
-    return draft_column(
-        name,
-        "category",
-        categories=tuple(common),
-        values=values,
-        other=other,
-        fill="most-frequent",
-        why="; ".join(filter(None, remarks)),
-    )
+    more = {
+        "values": values,
+        "other": other,
+        "fill": "most-frequent",
+        "why": "; ".join(remarks),
+    }
+    return draft_column(name, "category", categories=tuple(common), **more)
 
 
 def patients_by(

@@ -97,11 +97,7 @@ def names_patients(column: str) -> bool:
 
 def words_of(column: str) -> list[str]:
     """Return the words of a column's name, in lower case: ``LastName`` and ``last_name`` have two."""
-    return [
-        word
-        for word in re.split(r"[\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", column).lower())
-        if word
-    ]
+    return re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", column).lower())
 
 
 def names_people(column: str, cells: Collection[str] = ()) -> bool:
@@ -139,12 +135,9 @@ def numbers_rows(column: str, cells: Cells) -> bool:
     called = words[-1] in (*ID_WORDS, *KINDS) or "".join(words) in ROW_NUMBERS
     if not called or len(cells) < ENOUGH_ROWS:
         return False
-    numbers = set[str]()
-    for cell in cells.different:
-        if (number := identifier(cell)) and not number.isdecimal():
-            return False
-        numbers.add(number)
-    return numbers != {""} and (words[-1] in ID_WORDS or len(numbers) == len(cells))
+    numbers = set(map(identifier, cells.different))
+    whole = all(number.isdecimal() or not number for number in numbers)
+    return whole and numbers != {""} and (words[-1] in ID_WORDS or len(numbers) == len(cells))
 
 
 def left_out(lines: Lines, columns: Iterable[str]) -> dict[str, str]:
@@ -188,11 +181,10 @@ def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> Names:
     identifier repeats."""
     if patient and len(set(map(identifier, lines.columns[patient].different))) < len(lines):
         return ()
-    repeating = [
-        c
-        for c in identifiers(lines, (*used, patient))
-        if len(lines.columns[c].different) < len(lines)
-    ]
+    different = {
+        c: len(lines.columns[c].different) for c in identifiers(lines, (*used, patient))
+    }
+    repeating = [column for column, count in different.items() if count < len(lines)]
     if not repeating:
         return ()
     by = f"by {patient} " if patient else ""

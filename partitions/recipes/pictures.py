@@ -119,13 +119,10 @@ class Made(RecipePart):
     @property
     def reading(self) -> ReadOptions:
         """The options for reading. Raises DataError where they do not fit together."""
-        mm = self.spacing
-        same = {name: getattr(self, name) for name in SAME}
-        volume = (self.shape[0], self.shape[1], self.shape[2]) if len(self.shape) == 4 else None
-        voxels = {"voxel": mm} if isinstance(mm, tuple) else {"spacing": mm}
-        return ReadOptions(
-            size=self.shape[1] if self.resize else None, volume=volume, **voxels, **same
-        )
+        options: dict[str, Any] = {name: getattr(self, name) for name in SAME}
+        options["voxel" if isinstance(self.spacing, tuple) else "spacing"] = self.spacing
+        options["volume"] = self.shape[:3] if len(self.shape) == 4 else None
+        return ReadOptions(size=self.shape[1] if self.resize else None, **options)
 
 
 class PictureRecipe(RecipePart):
@@ -165,14 +162,13 @@ class PictureRecipe(RecipePart):
             units = [unit or "none" for unit in expected.units]
             stated = {"rate": pictures.rate, "channels": pictures.channels, "units": units}
         elif not {*expected.formats}.isdisjoint(SCANS):
-            plane = expected.planes[0] if len(expected.planes) == 1 else ""
             stated = {
-                "window": pictures.window,
-                "spacing": pictures.spacing,
-                "orientation": plane,
+                "window": pictures.window or "none",
+                "spacing": pictures.spacing or "none",
+                "slices": pictures.slices,
             }
-            stated = {key: value or "none" for key, value in stated.items() if value != ""}
-            stated["slices"] = pictures.slices
+            if len(expected.planes) == 1 and expected.planes[0]:
+                stated["orientation"] = expected.planes[0]
         if pictures.resize:
             stated["size"] = pictures.shape[0]
         return tuple(sorted((key, setting_text(value)) for key, value in stated.items()))
@@ -190,9 +186,8 @@ def setting_text(value: Any) -> str:
     """Return a setting as on the command line, ``40,400``; of many texts their number and digest."""
     values = value if isinstance(value, list | tuple) else [value]
     text = escape(tidy(",".join(v if isinstance(v, str) else f"{v:g}" for v in values)))
-    if len(text) <= LONGEST_NAME:
-        return text
-    return f"{len(values)} names, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return text if len(text) <= LONGEST_NAME else f"{len(values)} names, SHA-256 {digest}"
 
 
 def made_by(shape: Sequence[int], dtype: str, reading: ReadOptions) -> Made:
@@ -296,18 +291,18 @@ def check_kind(recipe: PictureRecipe) -> None:
 def expect(seen: Sequence[Acquisition]) -> Expected:
     """Return the properties that a recipe expects of other pictures, from those of its own."""
     dicom = [acquired for acquired in seen if acquired.format == "dicom"]
-    distinct = {
+    distinct: dict[str, set[Any]] = {
         "formats": {acquired.format for acquired in seen},
         "modalities": {acquired.modality for acquired in dicom},
         "planes": {acquired.plane for acquired in seen if acquired.format in SCANS},
         "photometric": {acquired.photometric for acquired in dicom},
         "rescaled": {ANSWERS[not acquired.rescaled] for acquired in dicom},
+        "rates": {acquired.rate for acquired in seen if acquired.rate},
     }
     return Expected(
         **{key: tuple(sorted(values)) for key, values in distinct.items()},
         pixel=round_range([acquired.pixel for acquired in seen]),
         between=round_range([acquired.between for acquired in seen]),
-        rates=tuple(sorted({acquired.rate for acquired in seen if acquired.rate})),
         units=seen[0].units,
     )
 

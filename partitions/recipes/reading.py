@@ -40,17 +40,14 @@ class ReadOptions:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name, number in (("size", self.size), ("slices", self.slices)):
-            if number is not None and number < 1:
+        for name in ("size", "slices"):
+            if (number := getattr(self, name)) is not None and number < 1:
                 raise DataError(f"{name} is {number}; it must be 1 or more")
-        width = None if self.window is None else self.window[1]
-        positive = {
-            "the window's width": width,
-            "spacing": self.spacing,
-            "rate": self.rate,
-            "seconds": self.seconds,
-        }
-        for name, value in positive.items():
+        positive = {name: getattr(self, name) for name in ("spacing", "rate", "seconds")}
+        for name, value in {
+            "the window's width": self.window and self.window[1],
+            **positive,
+        }.items():
             if value is not None and not 0 < value < np.inf:
                 raise DataError(f"{name} is {value:g}; it must be above 0")
         channels = {name.casefold() for name in self.channels}

@@ -17,6 +17,7 @@ A recipe contains no code and no row. Names of categories and values for gaps co
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
@@ -149,15 +150,11 @@ class Column(RecipePart):
         """The columns of the data file that are made from this one."""
         if self.kind == "skip":
             return ()
+        unit = self.per if self.kind == "date" else self.unit
+        features = [Feature(self.name, unit, self.range)]
         if self.kind == "category" and self.encode == "one-hot":
-            features = tuple(Feature(tidy(f"{self.name}={level}")) for level in self.levels)
-        else:
-            features = (
-                Feature(self.name, self.per if self.kind == "date" else self.unit, self.range),
-            )
-        return (
-            (*features, Feature(tidy(f"{self.name} missing"))) if self.mark_gaps else features
-        )
+            features = [Feature(tidy(f"{self.name}={level}")) for level in self.levels]
+        return *features, *[Feature(tidy(f"{self.name} missing"))] * self.mark_gaps
 
 
 class FileFormat(RecipePart):
@@ -298,20 +295,19 @@ def check_recipe(recipe: Recipe) -> None:
         ("columns of the csv", [column.origin for column in recipe.columns]),
         ("columns", [feature.name for feature in recipe.features]),
     ):
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+        for twice in (name for name, count in Counter(names).items() if count > 1):
             raise DataError(f"two {what} are called {twice[:80]!r}")
+    kinds = {column.origin: column.kind for column in recipe.columns}
     for what, name in (
-        *(("label", column_name) for column_name in recipe.label),
+        *(("label", name) for name in recipe.label),
         ("patient", recipe.patient),
     ):
         if name == OPEN:
             raise DataError(
                 f"{what} is still {OPEN!r}: name a column of the csv, as the draft's comment says"
             )
-        column = next((each for each in recipe.columns if each.origin == name), None)
         numeric = what == "label" and recipe.task in ("auto", "regression", "survival")
-        if column and column.kind != "skip" and not (numeric and column.kind == "number"):
+        if kinds.get(name, "skip") not in ("skip", "number" * numeric):
             raise DataError(
                 f"{name!r} is the {what} and an input: delete its [[columns]], or skip it"
             )

@@ -33,7 +33,9 @@ from partitions.recipes.toml import as_toml
 from partitions.schema import Schema, few, tidy
 
 # One hospital's
-OWN = re.findall(r"\S+", "from decimal thousands factor offset values format latest fill-value")
+OWN = {
+    *re.findall(r"\S+", "from decimal thousands factor offset values format latest fill-value")
+}
 
 
 @dataclass(frozen=True)
@@ -66,38 +68,40 @@ def schema_of(recipe: Recipe) -> Schema:
         )
     if recipe.text.column:
         raise DataError("a shared schema is of tables; this recipe takes texts")
-    since = {column.since for column in recipe.used}
-    used = {column.origin for column in recipe.used}
+    used = {name for column in recipe.used for name in (column.origin, column.since)}
     sources = {column.origin: column.name for column in recipe.columns}
     columns = list[dict[str, Any]]()
     for column in recipe.columns:
-        if column.origin not in used and column.origin not in since:
-            continue
-        kept = {"fill-value": column.fill_value} if column.fill == "value" else {}
-        kept |= {"since": sources[column.since]} if column.since in sources else {}
-        columns.append(
-            {key: value for key, value in column.content.items() if key not in OWN} | kept
-        )
-    named = recipe.label if len(recipe.label) < 2 or not recipe.classes else recipe.classes
-    table = Shared(label=named, task=recipe.task, patient=recipe.patient).content | {
-        "columns": columns
-    }
-    labels = recipe.classes or (
-        recipe.label if len(recipe.label) > 1 and recipe.task != "survival" else ()
-    )
+        if column.origin in used:
+            kept = column.content
+            for key in own_keys(column):
+                kept.pop(key, None)
+            kept |= {"since": sources[column.since]} if column.since in sources else {}
+            columns.append(kept)
+    several = len(recipe.label) > 1
+    named = recipe.classes if several and recipe.classes else recipe.label
+    table = Shared(label=named, task=recipe.task, patient=recipe.patient).content
+    table["columns"] = columns
+    labels = recipe.classes or recipe.label * (several and recipe.task != "survival")
     text = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return Schema(recipe.features, tuple(map(tidy, labels)), "float32", text)
+
+
+def own_keys(column: Column) -> set[str]:
+    """Return the keys of a column that are one hospital's: not the value for gaps, if it is stated and no statistic."""
+    return OWN - {"fill-value"} if column.fill == "value" else OWN
 
 
 def schema_toml(schema: Schema) -> str:
     """Return the schema as TOML with comments."""
     content = schema.content
-    columns = [
+    table = content["table"]
+    table["columns"] = [
         {"name": column["name"], "kind": column["kind"], **column}
-        for column in content["table"]["columns"]
+        for column in table["columns"]
     ]
     about = "The columns and labels of all hospitals: ship it in the bundles (`schema:` in federation.yaml)."
-    return as_toml({**content, "table": {**content["table"], "columns": columns}}, about)
+    return as_toml(content, about)
 
 
 def parse_shared(schema: Schema) -> Shared:
@@ -117,12 +121,7 @@ def parse_shared(schema: Schema) -> Shared:
 def check_shared(shared: Shared) -> None:
     """Raise DataError for a column with a hospital's own keys, or with keys that do not fit its kind."""
     for column in shared.columns:
-        strange = {
-            key
-            for key in column.content
-            if key in OWN and not (key == "fill-value" and column.fill == "value")
-        }
-        if strange:
+        if strange := own_keys(column).intersection(column.content):
             raise DataError(
                 f"{min(strange)} of a column is a hospital's own: it stands in a recipe, not in a schema"
             )
@@ -148,8 +147,9 @@ def recipe_for(
     """
     sources = find_sources(lines, shared, mapped)
     cells = {name: cells_in(lines, source, gaps) for name, source in sources.items()}
-    numbers = (c.name for c in shared.columns if c.kind == "number")
-    evidence = {name: evidence_of(cells[name]) for name in numbers}
+    evidence = {
+        c.name: evidence_of(cells[c.name]) for c in shared.columns if c.kind == "number"
+    }
     whole = join_signs(evidence.values())
     columns = []
     for column in shared.columns:

@@ -89,31 +89,22 @@ def signs_of(name: str, evidence: Evidence, file: Evidence, options: Asked) -> A
     thousands = "" if thousands == decimal else thousands
     for sign, (where, cell) in {**evidence.unclear, **evidence.decimal}.items():
         if sign not in (decimal, thousands):
-            raise DataError(f"{where}: {name} is {cell!r}{sign_asked(sign, options, cell)}")
+            mend = (
+                f", which has a point: with --decimal , write numbers as 1234,5, or add --thousands . if {cell} has no "
+                "decimals"
+                if sign == "."
+                else "; add --decimal , if that is a decimal comma, or --thousands , if it stands between thousands "
+                "(1,234 is 1234)"
+            )
+            raise DataError(f"{where}: {name} is {cell!r}{mend}")
     return Asked(decimal, thousands)
-
-
-def sign_asked(sign: str, options: Asked, cell: str) -> str:
-    """Return the text of a message on an ambiguous sign."""
-    if sign == ".":
-        return (
-            f", which has a point: with --decimal , write numbers as 1234,5, or add --thousands . if {cell} has no "
-            "decimals"
-        )
-    return (
-        "; add --decimal , if that is a decimal comma, "
-        "or --thousands , if it stands between thousands (1,234 is 1234)"
-    )
 
 
 def share_of_numbers(cells: Places) -> float:
     """Return the share of different cells that are numbers with any signs."""
     if cells.numbers:
         return 1.0
-    whole, decimal, groups, both = (pattern.fullmatch for pattern in ANY_NUMBER)
-    count = sum(
-        1 for cell in cells if whole(cell) or decimal(cell) or groups(cell) or both(cell)
-    )
+    count = sum(any(pattern.fullmatch(cell) for pattern in ANY_NUMBER) for cell in cells)
     return count / max(len(cells), 1)
 
 

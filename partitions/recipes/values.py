@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -25,18 +26,13 @@ NINES = (99.0, 999.0, 9999.0, 99999.0, 999999.0, 99.9, 999.9, 9999.9)
 CODES = (-1.0, -8.0, -9.0, -88.0, -98.0, -99.0, -998.0, -999.0, -9999.0, *NINES)
 MOST_CODES = 3  # of one column at one end
 NO_DATES = frozenset(
-    datetime(*day)
-    for day in (
-        *(
-            (1, 1, 1),
-            (1111, 11, 11),
-            (1753, 1, 1),
-            (1800, 1, 1),
-            (1899, 12, 30),
-            (1899, 12, 31),
+    map(
+        datetime.fromisoformat,
+        re.findall(
+            r"\S+",
+            "0001-01-01 1111-11-11 1753-01-01 1800-01-01 1899-12-30 1899-12-31 1900-01-01 1901-01-01 1970-01-01 "
+            "2099-12-31 2999-12-31 3000-01-01 9999-01-01 9999-12-31",
         ),
-        *((1900, 1, 1), (1901, 1, 1), (1970, 1, 1), (2099, 12, 31), (2999, 12, 31)),
-        *((3000, 1, 1), (9999, 1, 1), (9999, 12, 31)),
     )
 )
 
