@@ -17,7 +17,6 @@ import numpy as np
 from partitions.array_names import SPLITS, make_schema
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.copies import sample_notes
 from partitions.importing.division import (
     assign_splits,
     check_class_names,
@@ -47,7 +46,6 @@ from partitions.recipes.pipeline import fit_fills, gaps_of, transform
 from partitions.recipes.recipe import Recipe
 from partitions.recipes.values import table_notes
 from partitions.schema import few, tidy
-from partitions.silo_file import map_silo_file, write_silo_file
 from partitions.site_split import select_rows
 from partitions.splits import Array, Arrays, Shape, SiloData, Split
 from partitions.stored import together
@@ -110,8 +108,8 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
         used = fit_fills(table, listing.recipe.model_copy(update=roles), places == "train")
         x, vocabulary, more = read_table_inputs(samples, table, used)
         notes += (*table_notes(table, used), *rare_notes(table, used, patients), *more)
-        filled = gaps_of(table, used)
-        gaps |= {split: filled[rows] for split, rows in order.items()} if filled.any() else {}
+        if (filled := gaps_of(table, used)).any():
+            gaps = {split: filled[rows] for split, rows in order.items()}
         for column in list(table):  # its cells would stay in memory beside the inputs
             del table[column]
     answers = add_unlabelled(replace(answers, names=names), options.unlabelled, task)
@@ -120,15 +118,14 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     groups = np.array([sample.subgroup for sample in samples]) if options.subgroup else None
     check_names(sample.subgroup for sample in samples)
     whole = Split(x, answers.y, patients if named else None, groups)
-    train, val, test = (select_rows(whole, rows) for rows in order.values())
+    parts = (select_rows(whole, rows) for rows in order.values())
     labels, unlabelled = (
         tuple(map(tidy, each)) for each in (answers.names, options.unlabelled)
     )
     schema = make_schema(used.features, labels, unlabelled=unlabelled)
     about = answers.outputs, task, vocabulary, schema, used.as_json, options.cohort
-    return Collected(
-        SiloData(train, val, test, *about), answers.names, tuple(notes), used, gaps
-    )
+    data = SiloData(*parts, *about)
+    return Collected(data, answers.names, tuple(notes), used, gaps)
 
 
 def read_headers(
@@ -203,16 +200,6 @@ def label_samples(
     return answers, patients, places
 
 
-def write_collected(out: Path, collected: Collected) -> Names:
-    """Write the data file of an import, and return the notes on it: every import that is divided passes here.
-
-    ``collected.data`` has the inputs, labels and patients of each part. Pictures are read from their files as they are
-    written, so inputs are compared in the file that was written.
-    """
-    write_silo_file(out, collected.data, collected.gaps)
-    return (*collected.notes, *sample_notes(map_silo_file(out)))
-
-
 def option_faults(source: Path, listing: Listing, options: ImportOptions) -> Iterator[str]:
     """Yield what does not apply to these samples."""
     samples = listing.rows
@@ -242,13 +229,10 @@ def read_table_inputs(rows: Samples, table: Any, recipe: Recipe) -> tuple[Any, i
     ``table``: from ``recipes.pipeline.convert_columns``. Raises DataError for gaps without a value, and for a row
     without a word where the text is the only input.
     """
-    if open_ := [
-        column.name
-        for column in recipe.used
-        if column.fill != "refuse" and column.fill_value is None
-    ]:
+    unfit = [c.name for c in recipe.used if c.fill != "refuse" and c.fill_value is None]
+    if unfit:
         raise DataError(
-            f"the recipe has no fill-value for {few(open_)}: import the rows for training with it first, and take the "
+            f"the recipe has no fill-value for {few(unfit)}: import the rows for training with it first, and take the "
             "recipe that is written then (rows of fewer than three patients are not divided)"
         )
     values, text = transform(table, recipe), recipe.text
@@ -256,18 +240,14 @@ def read_table_inputs(rows: Samples, table: Any, recipe: Recipe) -> tuple[Any, i
         return values, 0, ()
     vocabulary, note = parse_vocabulary(text.vocabulary)
     tokens = encode([row.text for row in rows], vocabulary, text.length)
-    notes = [note]
-    if tokens.cut:
-        notes.append(
-            f"{tokens.cut} of {len(rows)} texts are cut at {text.length} tokens (--length)"
-        )
-    if tokens.unknown:
-        notes.append(f"{tokens.unknown} of {tokens.words} words are not in the vocabulary")
     number = vocabulary.number if isinstance(vocabulary, Hashed) else {}
-    if sharing := sum(count for count in Counter(number.values()).values() if count > 1):
-        notes.append(
-            f"{sharing} of {len(number)} different words share a number with another one"
-        )
+    sharing = sum(count for count in Counter(number.values()).values() if count > 1)
+    counts = {
+        f"{len(rows)} texts are cut at {text.length} tokens (--length)": tokens.cut,
+        f"{tokens.words} words are not in the vocabulary": tokens.unknown,
+        f"{len(number)} different words share a number with another one": sharing,
+    }
+    notes = [note, *(f"{count} of {what}" for what, count in counts.items() if count)]
     missing = (tokens.x == 0).all(axis=1) | np.array([not row.text for row in rows])
     tokens.x[missing] = 0
     alone = not values.shape[1]

@@ -10,7 +10,7 @@ For each study, the series with the most files is used, of those whose descripti
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -30,7 +30,7 @@ from partitions.importing.files import (
     list_kinds,
     placed_files,
 )
-from partitions.importing.options import ImportOptions, Take
+from partitions.importing.options import ImportOptions
 from partitions.importing.readers import dicom
 from partitions.importing.readers.dicom import Header, read_header
 from partitions.importing.readers.dicom_file import is_dicom
@@ -59,7 +59,9 @@ class Study:
 
     identity: Mapping[str, str]
     folder: tuple[str, str]  # split and class, where folders stand for these
-    series: dict[str, list[tuple[float, int, int, int]]] = field(default_factory=dict)
+    series: dict[str, list[tuple[float, int, int, int]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
     @property
     def longest(self) -> str:
@@ -102,9 +104,15 @@ def find_studies(
     reading, faults, problems = options.reading, options.faults, options.problems
     known = len(problems.errors)
     named = classes if labelled and not table else ()
-    if labelled and not table:
-        with problems.collect():
-            check_without_csv(source, classes, options.take)
+    if labelled and not table and options.take.patient:
+        problems.add(
+            "--patient names a column of a csv; without one DICOM files say themselves whose they are"
+        )
+    elif labelled and not table and not classes:
+        problems.add(
+            f"{source} holds DICOM files and no csv: name their labels by study or patient with --labels-from FILE.csv "
+            "or, where its folders are the classes, these folders with --labels A,B"
+        )
     placed = placed_files(source)
     check_inside(source, placed)
     files = [path for _, path in placed]
@@ -118,13 +126,8 @@ def find_studies(
     studies = with_series(source, studies, reading, outlines, notes)
     joined = answers_of(studies, table, labelled, options)
     notes += joined.notes
-    used = [pair for pair in zip(studies, joined.answers, strict=True) if pair[1]]
-    rows = [
-        sample
-        for study, answer in used
-        if answer
-        for sample in _samples(study, answer, placed, outlines, reading)
-    ]
+    used = [(s, answer) for s, answer in zip(studies, joined.answers, strict=True) if answer]
+    rows = [row for pair in used for row in _samples(*pair, placed, outlines, reading)]
     if several := sum(len(study.slices) > 1 for study, _ in used):
         note = f"{several} of {len(used)} studies have several slices: the middle one is taken (--slices)"
         notes += [note] * (reading.slices == 1 and not reading.volume)
@@ -236,19 +239,6 @@ def series_below(folder: Path, where: str, reading: ReadOptions) -> tuple[Path, 
     return tuple(placed[number][1] for _, _, number, _ in series[0])
 
 
-def check_without_csv(source: Path, classes: Sequence[str], take: Take) -> None:
-    """Raise DataError for options that need a csv of labels, or where neither a csv nor classes give labels."""
-    if take.patient:
-        raise DataError(
-            "--patient names a column of a csv; without one DICOM files say themselves whose they are"
-        )
-    if not classes:
-        raise DataError(
-            f"{source} holds DICOM files and no csv: name their labels by study or patient with --labels-from FILE.csv "
-            "or, where its folders are the classes, these folders with --labels A,B"
-        )
-
-
 def _group(
     source: Path,
     placed: Placed,
@@ -262,9 +252,9 @@ def _group(
 
     ``classes``: names of folders, beside which there is no other folder with pictures.
     """
-    studies: dict[str, Study] = {}
-    strange: set[str] = set()
-    others: dict[int, str] = {}
+    studies, strange, others = dict[str, Study](), set[str](), dict[int, str]()
+    pattern = reading.series.lower()
+    pattern = pattern if set(pattern) & set("*?") else f"*{pattern}*"
     looked_at = tqdm(placed, desc="headers", unit="", disable=quiet)
     for number, (where, path) in enumerate(looked_at):
         header: Header | str = ""
@@ -283,9 +273,9 @@ def _group(
             raise DataError(f"{where} is of a study that lies in another class's folder, too")
         if study.identity["patient"] != header.identity["patient"]:
             raise DataError(f"{where} is of another patient than the rest of its study")
-        if _matches(header, reading.series):
-            place = header.position if header.position is not None else float(header.number)
-            study.series.setdefault(header.identity["series"], []).append(
+        if fnmatchcase(header.description.lower(), pattern):
+            place = float(header.number) if header.position is None else header.position
+            study.series[header.identity["series"]].append(
                 (place, header.number, number, header.frames)
             )
     if strange:
@@ -309,8 +299,3 @@ def _folder(folders: Names) -> tuple[str, str]:
     if len(folders) > 1 and folders[0].lower() in SPLIT_NAMES:
         return SPLIT_NAMES[folders[0].lower()], folders[1]
     return "", folders[0] if folders else ""
-
-
-def _matches(header: Header, pattern: str) -> bool:
-    wanted = pattern.lower() if set(pattern) & set("*?") else f"*{pattern.lower()}*"
-    return fnmatchcase(header.description.lower(), wanted)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,24 +42,20 @@ UNKNOWN = (
 
 def number_patients(samples: Samples) -> Array:
     """Number the samples' patients, int64 (n,), in order of appearance. A sample without one gets its own number."""
-    number: dict[str, int] = {}
-    patients, count = np.empty(len(samples), np.int64), 0
-    for i, sample in enumerate(samples):
-        patients[i] = number.setdefault(sample.patient, count) if sample.patient else count
-        count += int(patients[i] == count)
-    return patients
+    number: dict[Any, int] = {}
+    whose = (sample.patient or i for i, sample in enumerate(samples))
+    numbers = (number.setdefault(patient, len(number)) for patient in whose)
+    return np.fromiter(numbers, np.int64, len(samples))
 
 
 def patient_notes(samples: Samples, column: str | None) -> Names:
     """Return notes on samples that name no patient, and on patients whose identifier is written in several ways."""
-    spellings: dict[str, dict[str, str]] = {}
+    spellings = defaultdict[str, dict[str, str]](dict)
     for sample in samples:
-        spellings.setdefault(sample.patient, {}).setdefault(sample.spelling, sample.where)
+        spellings[sample.patient].setdefault(sample.spelling, sample.where)
     spellings.pop("", None)
     notes = []
-    if several := [
-        list(written.values()) for written in spellings.values() if len(written) > 1
-    ]:
+    if several := [[*written.values()] for written in spellings.values() if len(written) > 1]:
         first, second = several[0][:2]
         notes.append(
             f"{len(several)} of {len(spellings)} patients are written in several ways, such as 7, 007, 7.0 or p7, P7, "
@@ -107,11 +104,12 @@ def check_class_names(names: Sequence[str], y: Array, patients: Array) -> None:
 
 def rare_notes(table: DataFrame, recipe: Recipe, patients: Array) -> Names:
     """Return notes on categories of few patients. ``table``: from ``recipes.pipeline.convert_columns``."""
-    rare = []
-    for j, column in enumerate(recipe.used):
-        for level in column.levels if column.kind == "category" else ():
-            if 0 < (count := len(np.unique(patients[table[j] == level]))) < FEWEST:
-                rare.append(f"{column.name}={level} ({count})")
+    rare = [
+        f"{column.name}={level} ({count})"
+        for j, column in enumerate(recipe.used)
+        for level in (column.levels if column.kind == "category" else ())
+        if 0 < (count := len(np.unique(patients[table[j] == level]))) < FEWEST
+    ]
     if not rare:
         return ()
     return (
@@ -127,7 +125,7 @@ def assign_splits(samples: Samples, patients: Array, present: Array | None, seed
     """
     stated = np.array([sample.split for sample in samples])
     if stated.any() and not stated.all():
-        sample = samples[int(np.flatnonzero(stated == "")[0])]
+        sample = samples[int((stated == "").argmax())]
         raise DataError(
             f"{sample.where} has no split, others have; name one for every sample, or for none"
         )
@@ -140,9 +138,8 @@ def assign_splits(samples: Samples, patients: Array, present: Array | None, seed
     splits = stated.astype("<U5") if stated.any() else np.full(len(samples), "train", "<U5")
     strata = strata_of(patients, present)
     if not stated.any():
-        splits[np.isin(patients, held_out(np.arange(len(strata)), strata, TEST_SHARE, rng))] = (
-            "test"
-        )
+        held = held_out(np.arange(len(strata)), strata, TEST_SHARE, rng)
+        splits[np.isin(patients, held)] = "test"
     if "val" not in splits:
         share = VAL_SHARE_OF_TRAIN if stated.any() else VAL_SHARE
         held = held_out(np.unique(patients[splits == "train"]), strata, share, rng)

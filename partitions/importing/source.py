@@ -42,7 +42,8 @@ import numpy as np
 from partitions.array_names import make_schema, written_schema
 from partitions.common.errors import DataError, Problems
 from partitions.common.names import Names
-from partitions.importing.collect import collect, probed, read_table_inputs, write_collected
+from partitions.copies import sample_notes
+from partitions.importing.collect import collect, probed, read_table_inputs
 from partitions.importing.discovery import find_rows
 from partitions.importing.division import FEWEST_DIVIDED, number_patients
 from partitions.importing.files import Faults
@@ -56,7 +57,7 @@ from partitions.npz import write_npz
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe
 from partitions.recipes.recipe import Recipe
 from partitions.schema import tidy
-from partitions.silo_file import read_silo_file, written_part
+from partitions.silo_file import map_silo_file, read_silo_file, write_silo_file, written_part
 from partitions.splits import SiloData, Split
 
 
@@ -135,8 +136,11 @@ def import_source(
                 )
             return import_whole(out, listing, options, recipe)
         collected = collect(source, listing, options)
-    notes = (*write_collected(out, collected), *options.faults.notes)
     data = collected.data
+    write_silo_file(out, data, collected.gaps)
+    # Pictures are read as they are written: they are compared in the file
+    copies = sample_notes(map_silo_file(out))
+    notes = (*collected.notes, *copies, *options.faults.notes)
     return Imported(
         out, summary(data), collected.names, data.schema.names, notes, collected.used
     )
@@ -233,8 +237,7 @@ def path_faults(source: Path, out: Path, overwrite: bool) -> Iterator[str]:
 def summary(data: SiloData) -> str:
     """Describe the samples per split."""
     counts = f"train {len(data.train)}, val {len(data.val)}, test {len(data.test)} samples"
-    if data.task == "multiclass":
-        what = f"{data.classes} classes"
-    else:
+    what = f"{data.classes} classes"
+    if data.task != "multiclass":
         what = describe_labels(data.task, {"train": data.train.y}, data.classes)
     return f"{counts}: {describe_inputs(data.train.x)}\n{what}"

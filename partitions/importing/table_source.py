@@ -61,11 +61,10 @@ def read_csv(path: Path, options: ImportOptions) -> Listing:
     if options.recipe:
         lines, notes = lines_by(path, options.recipe)
         listing = rows_by_recipe(lines, options.recipe, options.as_gaps)
+        listing = replace(listing, notes=(*notes, *listing.notes))
     else:
         lines = read_lines(path, options.take)
-        notes = ()
         listing = csv_samples(lines, options)
-    listing = replace(listing, notes=(*notes, *listing.notes))
     return with_subgroups(lines, listing, options) if options.subgroup else listing
 
 
@@ -74,24 +73,16 @@ def with_subgroups(lines: Lines, listing: Listing, options: ImportOptions) -> Li
     column, limits = parse_column(options.subgroup)
     if column not in lines.columns:
         raise unknown_column(lines.path, column, lines.header)
-    gaps, decimal = (
-        (listing.recipe.file.gaps, listing.recipe.file.decimal)
-        if listing.recipe
-        else ((), options.take.decimal)
-    )
+    form = listing.recipe.file if listing.recipe else replace(options.take, gaps=())
     names = {}
-    for cell, where in cells_in(lines, column, gaps).items():
-        names[cell] = subgroup_name(
-            cell.replace(",", ".") if decimal == "," and limits else cell, column, limits, where
-        )
-    groups = [names.get(cell, "") for cell in lines.columns[column]]
-    return replace(
-        listing,
-        rows=[
-            replace(sample, subgroup=name)
-            for sample, name in zip(listing.rows, groups, strict=True)
-        ],
-    )
+    for cell, where in cells_in(lines, column, form.gaps).items():
+        plain = cell.replace(",", ".") if form.decimal == "," and limits else cell
+        names[cell] = subgroup_name(plain, column, limits, where)
+    rows = [
+        replace(sample, subgroup=names.get(cell, ""))
+        for sample, cell in zip(listing.rows, lines.columns[column], strict=True)
+    ]
+    return replace(listing, rows=rows)
 
 
 def csv_samples(lines: Lines, options: ImportOptions) -> Listing:
@@ -129,22 +120,10 @@ def read_others(lines: Lines, recipe: PictureRecipe, options: ImportOptions) -> 
         raise DataError(
             f"{lines.path} has no column file; the recipe is of pictures: there are {listed}"
         )
-    there = labels_there(
-        lines, recipe.label or (("mask",) if recipe.task == "segmentation" else ())
-    )
-    patient = (
-        recipe.patient
-        if recipe.patient in header
-        else "patient"
-        if "patient" in header
-        else None
-    )
-    return read_list(
-        lines,
-        recipe.label,
-        replace(options, take=replace(options.take, patient=patient)),
-        labelled=bool(there),
-    )
+    there = labels_there(lines, recipe.label or ("mask",) * (recipe.task == "segmentation"))
+    patient = next((name for name in (recipe.patient, "patient") if name in header), None)
+    changed = replace(options, take=replace(options.take, patient=patient))
+    return read_list(lines, recipe.label, changed, labelled=bool(there))
 
 
 def read_list(
@@ -230,17 +209,13 @@ def rows_by_recipe(
 def check_recipe_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
     """Raise DataError for columns that the recipe does not have, or that it uses and the csv ``where`` lacks."""
     roles = (*recipe.label, *filter(None, (recipe.patient, recipe.split, recipe.text.column)))
-    known = {column.origin for column in recipe.columns}
+    known = {column.origin for column in recipe.columns}.union(roles)
     dates = {column.origin for column in recipe.columns if column.format}
-    taken = [column.origin for column in recipe.used] + [
-        column.since for column in recipe.used if column.since in dates
-    ]
-    missing = [
-        name
-        for name in dict.fromkeys((*taken, recipe.text.column, recipe.patient))
-        if name and name not in header
-    ]
-    if strange := [name for name in header if name not in known and name not in roles]:
+    taken = [column.origin for column in recipe.used]
+    taken += [column.since for column in recipe.used if column.since in dates]
+    taken += filter(None, (recipe.text.column, recipe.patient))
+    missing = [name for name in dict.fromkeys(taken) if name not in header]
+    if strange := [name for name in header if name not in known]:
         instead = f" and lacks {few(missing)}" if missing else ""
         raise DataError(
             f"{where} has columns that the recipe does not have: {few(strange)}{instead}; rename or remove them"
@@ -267,22 +242,14 @@ def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> L
     numbers = recipe.label_numbers
     cells = zip(*(lines.columns.get(name, empty) for name in names), strict=True)
     for i, (combination, key, text) in enumerate(zip(cells, keys, texts, strict=True)):
-        where = lines.where(i)
+        where, (patient, spelling) = lines.where(i), whose[key]
         if combination not in known:
             line = where, dict(zip(names, combination, strict=True))
-            labels = line_labels(line, columns, recipe.file.decimal, numbers) if columns else ()
+            labels = line_labels(line, columns, recipe.file.decimal, numbers)
             known[combination] = (
                 tuple(recipe.label_values.get(label, label) for label in labels),
                 split_of(line),
             )
-        rows.append(
-            SampleSource(
-                where,
-                *known[combination],
-                whose[key][0],
-                text=text,
-                spelling=whose[key][1],
-                key=key,
-            )
-        )
+        more = {"text": text, "spelling": spelling, "key": key}
+        rows.append(SampleSource(where, *known[combination], patient, **more))
     return Listing(rows, columns, notes, recipe, table, labelled=bool(columns))

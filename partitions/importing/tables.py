@@ -226,21 +226,14 @@ def read_lines(
         readers = [ColumnReader(gaps=gaps) for _ in header]
         numbers, ragged = read_blocks(path, cell_rows, readers)
     # Excel ends lines with separators: columns that have neither a name nor a value are none.
-    kept = [
-        k
-        for k, reader in enumerate(readers)
-        if header[k] or reader.values or any(reader.different)
-    ]
+    kept = [k for k, r in enumerate(readers) if header[k] or r.values or any(r.different)]
     lost = set(range(len(readers))).difference(kept)
     header = [header[k] for k in kept]
     if unnamed and all(header):
         header = [f"column{i}" for i in range(1, len(header) + 1)]
     if not numbers:
         raise DataError(f"{path} has a header but no rows")
-    counts = {
-        number: sum(i not in lost for i in range(len(cells)))
-        for number, cells in ragged.items()
-    }
+    counts = {number: len({*range(len(cells))} - lost) for number, cells in ragged.items()}
     check_structure(path, header, counts, separator)
     columns = {
         name: readers[k].make_column(partial(read_column, path, rows, int(not unnamed), k))

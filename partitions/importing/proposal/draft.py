@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -27,6 +26,7 @@ from partitions.recipes.draft import without_cells
 from partitions.recipes.pictures import PictureRecipe, made_by
 
 SIDE = 224  # pixels; proposed where pictures have several sizes
+SAMPLES = ("pictures", "NIfTI volumes", "DICOM pictures", "signals")  # kinds of files
 LARGE = 1024  # pixels of a side from which a draft states the cost
 ABOUT = """\
 How silofl makes a data file of these pictures or scans. Correct what is wrong, then use it:
@@ -73,10 +73,7 @@ def propose_pictures(source: Path, options: ImportOptions) -> str:
     """Return the draft as TOML. Raises DataError or UserError, one line, where nothing can be proposed."""
     layout = find_layout(source, options)
     inventory = take_inventory(layout.files, len(layout.files))
-    if not sum(
-        inventory.kinds[kind]
-        for kind in ("pictures", "NIfTI volumes", "DICOM pictures", "signals")
-    ):
+    if inventory.kinds.keys().isdisjoint(SAMPLES):
         raise DataError(
             f"{source} has no pictures, scans or signals that can be read: {'; '.join(inventory_lines(inventory))}"
         )
@@ -110,30 +107,28 @@ def infos_of(
         try:
             infos.append(probe_sample(sample, options.reading))
         except DataError as error:
-            if not any(sample.where in places for places in inventory.faults.values()):
+            if sample.where not in inventory.places:
                 inventory.fault(error, sample.where)
-    known_places = tuple(where for places in inventory.faults.values() for where in places)
     notes += [
         f"does not fit: {text}"
         for text in changed.faults.messages
-        if not text.startswith(known_places)
+        if not text.startswith(inventory.places)
     ]
-    return infos, notes + [
-        "until the files that do not fit are out, [expected] is of all others"
-    ] * bool(inventory.faults)
+    rest = "until the files that do not fit are out, [expected] is of all others"
+    return infos, notes + [rest] * bool(inventory.faults)
 
 
 def samples_of(layout: SourceLayout, options: ImportOptions, known: bool) -> Listing:
     """Return the samples of a source, with or without their labels. Raises DataError."""
-    changed = replace(
-        options, take=replace(options.take, patient=options.take.patient or None), subgroup=""
-    )
+    take = replace(options.take, patient=options.take.patient or None)
+    changed = replace(options, take=take, subgroup="")
     if known:
         return find_rows(layout.source, changed)
     blank = PictureRecipe(pictures=made_by((1, 1, 1), "uint8", options.reading))
+    blanked = replace(changed, pictures=blank)
     if layout.kind == "list":
-        return slice_volumes(read_csv(layout.source, replace(changed, pictures=blank)), changed)
-    return find_others(layout.source, blank, replace(changed, pictures=blank), labelled=False)
+        return slice_volumes(read_csv(layout.source, blanked), changed)
+    return find_others(layout.source, blank, blanked, labelled=False)
 
 
 def as_recipe(
@@ -169,16 +164,14 @@ def as_signals(
     signals = [info for info in infos if info.rate]
     forms = Counter((info.acquired.channels, info.rate, info.height) for info in signals)
     channels, rate, steps = forms.most_common(1)[0][0]
-    other: dict[str, set[Any]] = {
-        "channels": {frozenset(length_of) for length_of, _, _ in forms},
-        "rate": {length_of for _, length_of, _ in forms},
-        "seconds": {length / length_of for _, length_of, length in forms},
-    }
-    for name, values in other.items():
-        if len(values) > 1:
+    each = ((frozenset(names), hertz, length / hertz) for names, hertz, length in forms)
+    for name, values in zip(
+        ("channels", "rate", "seconds"), zip(*each, strict=True), strict=True
+    ):
+        if (count := len(set(values))) > 1:
             roles.questions[name] = (
-                f"the signals have {len(values)} different {name}; which ones do all hospitals take? The most frequent "
-                f"is a draft: run --propose again with --{name}"
+                f"the signals have {count} different {name}; which ones do all hospitals take? The most frequent is a "
+                f"draft: run --propose again with --{name}"
             )
     if len(signals) < len(infos):
         roles.questions["kind"] = (
@@ -186,12 +179,11 @@ def as_signals(
         )
     same = [info for info in signals if info.acquired.channels == channels]
     same.sort(key=lambda info: info.rate != rate)
-    size = 4e-6 * steps * len(channels) * len(infos)
+    shape = steps, len(channels)
+    size = 4e-6 * math.prod(shape) * len(infos)
     roles.reasons["shape"] = f"steps and channels; {size:.3g} MB in all"
-    shape, dtype = (steps, len(channels)), "float32"
-    return draft_pictures(
-        same, shape, dtype, options.reading, **roles.fields, seed=options.seed
-    )
+    fields = roles.fields | {"seed": options.seed}
+    return draft_pictures(same, shape, "float32", options.reading, **fields)
 
 
 def reasons_of(
@@ -201,20 +193,16 @@ def reasons_of(
     result = recipe.pictures
     *depth, height, width, channels = result.shape
     size = math.prod(result.shape) * np.dtype(result.dtype).itemsize
-    colour = sum(info.channels == 3 for info in infos)
-    order = "depth, height, width, channels" if depth else "height, width, channels"
-    how = (
-        "as asked for"
-        if options.size or depth
-        else "of several sizes"
-        if sizes > 1
-        else "as they all are"
-    )
-    shape = f"{order}: {how}; {size / 1e6:.3g} MB each, {size * len(infos) / 1e9:.3g} GB in all"
+    how = "of several sizes" if sizes > 1 else "as they all are"
+    how = "as asked for" if options.size or depth else how
+    order = "depth, " * len(depth) + f"height, width, channels: {how}"
+    shape = f"{order}; {size / 1e6:.3g} MB each, {size * len(infos) / 1e9:.3g} GB in all"
     if not depth and max(height, width) > LARGE:
         shape += f"\nlarge for a network: resize = true and shape = [{SIDE}, {SIDE}, {channels}] makes them smaller"
+    if colour := sum(info.channels == 3 for info in infos):
+        shape += f"\n{colour} of {len(infos)} are in colour"
     reasons = {
-        "shape": shape + f"\n{colour} of {len(infos)} are in colour" * bool(colour),
+        "shape": shape,
         "dtype": "more than 8 bits become 0..1"
         if result.dtype == "float32"
         else "all have 8 bits",
@@ -240,11 +228,8 @@ def ask_of_scans(
         roles.questions["modalities"] = (
             f"samples are of {each}: choose one series with --series, or keep those you mean"
         )
-    if (
-        "CT" in modalities
-        and not options.window
-        and any(info.acquired.rescaled for info in infos)
-    ):
+    rescaled = any(info.acquired.rescaled for info in infos)
+    if "CT" in modalities and not options.window and rescaled:
         roles.questions["window"] = (
             "which Hounsfield units are to be seen? Run --propose again with --window=CENTRE,WIDTH, for example "
             "--window=40,400 for soft tissue. Without one each file's own window counts, and hospitals differ in it"

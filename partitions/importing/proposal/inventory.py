@@ -6,7 +6,7 @@ no name of a scan or of a folder of scans, and no text of a header.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.common.output import text_page
 from partitions.importing.readers.dicom_file import is_dicom
 from partitions.importing.readers.pictures import is_picture
@@ -35,7 +36,7 @@ class Inventory:
 
     total: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
-    values: dict[str, Counter[str]] = field(default_factory=dict)
+    values: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     patients: set[str] = field(default_factory=set)
     studies: set[str] = field(default_factory=set)
     series: Counter[str] = field(default_factory=Counter)  # slices of each; frames count
@@ -46,16 +47,12 @@ class Inventory:
     pixels: list[float] = field(default_factory=list)
     faults: dict[str, list[str]] = field(default_factory=dict)
 
-    def count(self, what: str, value: str) -> None:
-        """Count a file with this value of a property."""
-        self.values.setdefault(what, Counter())[value] += 1
-
     def add(self, file: FileSummary) -> None:
         """Add what a file holds."""
         self.kinds[file.kind] += 1
         self.objects.update(filter(None, [file.without]))
         for what, value in file.values:
-            self.count(what, value)
+            self.values[what][value] += 1
         self.pixels += [file.pixel] if file.pixel else []
         patient, length = file.identity.get("patient", ""), file.slices
         self.patients |= {patient} - {""}
@@ -67,6 +64,11 @@ class Inventory:
             self.series[series] += length
             length = self.series[series]
         self.slices = max(self.slices, length)
+
+    @property
+    def places(self) -> Names:
+        """The places of the files that cannot be read."""
+        return tuple(where for places in self.faults.values() for where in places)
 
     def fault(self, error: DataError, where: str) -> None:
         """Add the fault of a file that cannot be read; its place is stored separately from the text."""

@@ -97,18 +97,18 @@ def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
         raise DataError(
             f"--labels-from goes with a folder of DICOM files, and {source} has none"
         )
-    sample_files = [
-        (folder, path)
+    below = {
+        path: folder
         for _, folder in class_folders(source)
         for path in filter(is_sample, files_below(folder))
-    ]
+    }
     return SourceLayout(
-        "classes" if sample_files else "loose",
+        "classes" if below else "loose",
         source,
         placed,
-        folders=Counter(folder.name for folder, _ in sample_files),
-        deeper=any(path.parent != folder for folder, path in sample_files),
-        scans=any(kind_of(path) != "picture" for _, path in sample_files),
+        folders=Counter(folder.name for folder in below.values()),
+        deeper=any(path.parent != folder for path, folder in below.items()),
+        scans=any(kind_of(path) != "picture" for path in below),
     )
 
 
@@ -230,11 +230,8 @@ def labels_of_folders(layout: SourceLayout, options: ImportOptions, roles: Roles
     )
     names = sorted(layout.folders)
     if not 2 <= len(names) <= MOST_LEVELS:
-        there = (
-            f"{len(names)} folders of the first level are hardly the classes"
-            if names
-            else "nothing names a class"
-        )
+        hardly = f"{len(names)} folders of the first level are hardly the classes"
+        there = hardly if names else "nothing names a class"
         roles.questions["label"] = f"what is to be learned? {there}. {by_csv}"
     elif options.labels:
         check_folders(layout.source, names, options.labels)
@@ -284,10 +281,8 @@ def patients_of_table(
     layout: SourceLayout, column: str, roles: Roles, inventory: Inventory
 ) -> None:
     """Add a csv's column of patients, or a question."""
-    header, used = (
-        layout.lines.header,
-        (*roles.fields.get("label", ()), "file", "split", "mask"),
-    )
+    header = layout.lines.header
+    used = (*roles.fields.get("label", ()), "file", "split", "mask")
     if column:
         name = patient_column(layout.lines, column, used)
     else:
