@@ -24,6 +24,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.datasets import flamby
 from partitions.datasets.registry import Source
+from partitions.labels import ONE_CLASS
 from partitions.splits import Array, Dataset
 
 if TYPE_CHECKING:
@@ -54,22 +55,15 @@ def load_centres(source: Source) -> Dataset:
         *(source.name, about["item"], about["package"], about["licence"]),
     )
     frame = SELECT[about["select"]](read_frame(source)).reset_index(drop=True)
-    if task == "survival":
-        y = frame[["time", "event"]].to_numpy(np.float32)
-    elif task == "regression":
-        y = frame[["label"]].to_numpy(np.float32)
-    else:
-        y = frame["label"].to_numpy(np.int64)
+    labels = ["time", "event"] if task == "survival" else ["label"]
+    y = frame[labels].to_numpy(np.float32)
+    y = y[:, 0].astype(np.int64) if task in ONE_CLASS else y
     patient = None
     if "patient" in frame:
         patient = np.unique(frame["patient"], return_inverse=True)[1]
     columns = [column for key in about["features"] for column in _columns(frame[key])]
-    return source.divide_table(
-        np.column_stack(columns).astype(np.float32),
-        y,
-        frame["centre"].to_numpy(str),
-        patient=patient,
-    )
+    x, centre = np.column_stack(columns).astype(np.float32), frame["centre"].to_numpy(str)
+    return source.divide_table(x, y, centre, patient=patient)
 
 
 def read_frame(source: Source) -> pandas.DataFrame:
@@ -177,12 +171,10 @@ def _bmt(frame: pandas.DataFrame) -> pandas.DataFrame:
 def _immunisation(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Communities with at least 20 children; a family's children stay together."""
     size = frame.groupby("comm")["comm"].transform("size")
-    frame = frame.assign(
-        centre="community-" + frame["comm"].astype(str).str.zfill(3),
-        label=(frame["immun"] == "Y").astype(int),
-        patient=frame["mom"],
-    )
-    return frame[size >= 20]
+    label, centre = (frame["immun"] == "Y").astype(int), frame["comm"].astype(str).str.zfill(3)
+    return frame.assign(centre="community-" + centre, label=label, patient=frame["mom"])[
+        size >= 20
+    ]
 
 
 def _medpar(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -204,12 +196,9 @@ def _covid(frame: pandas.DataFrame) -> pandas.DataFrame:
     first = frame.groupby("subject_id")["clinic_name"].transform("first")
     payers = ["commercial", "government", "unassigned"]
     payer = frame["payor_group"].where(lambda p: p.isna() | p.isin(payers), "other")
+    female, patient = frame["gender"] == "female", frame["subject_id"]
     frame = frame.assign(
-        centre=clinic,
-        label=label,
-        patient=frame["subject_id"],
-        female=frame["gender"] == "female",
-        payor_group=payer,
+        centre=clinic, label=label, patient=patient, female=female, payor_group=payer
     )
     return frame[(label.groupby(clinic).transform("sum") >= 10) & (clinic == first)]
 

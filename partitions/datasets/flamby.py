@@ -10,6 +10,7 @@ import csv
 import math
 import re
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,10 +61,8 @@ def load_heart(source: Source) -> Dataset:
     ]
     x = np.column_stack([*kept, *dummies]).astype(np.float32)
     y = (whole[:, -1] > 0).astype(np.int64)
-    in_test = heart_test(y, centre)
-    order = np.argsort(in_test, kind="stable")
     names = list(dict.fromkeys(centre.tolist()))
-    return by_centre(source, x[order], y[order], centre[order], int((~in_test).sum()), names)
+    return by_test(source, x, y, centre, heart_test(y, centre), names)
 
 
 def read_tables(source: Source, whole: bool = False) -> tuple[Array, Array]:
@@ -102,15 +101,22 @@ def heart_test(y: Array, centre: Array) -> Array:
     from sklearn.model_selection import train_test_split
 
     in_test = np.zeros(len(y), bool)
+    sizes = {"test_size": HEART_TEST, "train_size": 1 - HEART_TEST}
     for hospital in np.unique(centre):
         rows = np.flatnonzero(centre == hospital)
         counts = np.unique(y[rows], return_counts=True)[1]
         by_class = y[rows] if len(counts) > 1 and counts.min() > 2 else None
-        sizes = {"test_size": HEART_TEST, "train_size": 1 - HEART_TEST}
-        in_test[
-            train_test_split(rows, random_state=HEART_SEED, stratify=by_class, **sizes)[1]
-        ] = True
+        split = train_test_split(rows, random_state=HEART_SEED, stratify=by_class, **sizes)
+        in_test[split[1]] = True
     return in_test
+
+
+def by_test(
+    source: Source, x: Array, y: Array, centre: Array, in_test: Array, names: Sequence[str]
+) -> Dataset:
+    """Return a data set as :func:`by_centre`, of samples in any order. ``in_test``: those for testing, bool (n,)."""
+    order, n_train = np.argsort(in_test, kind="stable"), int((~in_test).sum())
+    return by_centre(source, x[order], y[order], centre[order], n_train, names)
 
 
 def by_centre(
@@ -148,19 +154,11 @@ def load_tcga_brca(source: Source) -> Dataset:
         part = whole["fold2"].str.split("_", n=1, expand=True)
         x = whole.drop(columns=["pid", "E", "T", "fold2"]).to_numpy(np.float32)
         y = whole[["T", "E"]].to_numpy(np.float32)
-        if not (
-            part[0].isin(["train", "test"]).all()
-            and np.isin(y[:, 1], (0, 1)).all()
-            and (y >= 0).all()
-            and np.isfinite(x).all()
-        ):
+        known_parts, events = part[0].isin(["train", "test"]), np.isin(y[:, 1], (0, 1))
+        if not all(fits.all() for fits in (known_parts, events, y >= 0, np.isfinite(x))):
             raise DataError("parts are not train and test, or events not 0 and 1")
-        order = part[0].to_numpy() == "test"
-    rows = np.argsort(order, kind="stable")
-    regions = ("region-" + part[1]).to_numpy(str)[rows]
-    return by_centre(
-        source, x[rows], y[rows], regions, int((~order).sum()), sorted({*regions.tolist()})
-    )
+    regions, in_test = ("region-" + part[1]).to_numpy(str), part[0].to_numpy() == "test"
+    return by_test(source, x, y, regions, in_test, sorted({*regions.tolist()}))
 
 
 # Skin lesions, and brains
@@ -182,16 +180,13 @@ def load_isic(source: Source) -> Dataset:
     table = source.require("train_test_split")
     rows = isic_rows(source, table)
     folders = [table.parent / f"{ISIC_PICTURES}{ending}" for ending in ("_preprocessed", "")]
-    folder = next((path for path in folders if path.is_dir()), None)
+    folder = next(filter(Path.is_dir, folders), None)
     if folder is None:
         raise source.fault(
             f"there is no folder {folders[1]}; unpack the challenge's {ISIC_PICTURES}.zip there"
         )
     pictures = [folder / f"{row.picture}.jpg" for row in rows]
-    if missing := [picture for picture in pictures if not picture.is_file()]:
-        raise source.fault(
-            f"{len(missing)} of {len(rows)} pictures are missing, first {missing[0]}"
-        )
+    source.check_there(pictures)
 
     def decode() -> Arrays:
         x = np.empty((len(pictures), ISIC_SIDE, ISIC_SIDE, 3), np.uint8)
@@ -200,10 +195,8 @@ def load_isic(source: Source) -> Dataset:
         return {"x": x}
 
     x = source.once([table, *pictures], decode)["x"]
-    y = np.array([row.label for row in rows], np.int64)
-    centre = np.array([row.centre for row in rows])
-    n_train = sum(not row.test for row in rows)
-    return by_centre(source, x, y, centre, n_train, source.about["centres"])
+    _, y, centre, test = map(np.array, zip(*rows, strict=True))
+    return by_centre(source, x, y, centre, int((~test).sum()), source.about["centres"])
 
 
 class IsicRow(NamedTuple):
@@ -258,8 +251,7 @@ def shades_of_grey(picture: Array, power: int = 6) -> Array:
     light = np.mean(values**power, axis=(0, 1)) ** (1 / power)
     if not light.all():  # the light's colour cannot be estimated from a channel of zeros
         return picture
-    whitened: Array = values * np.sqrt(np.mean(light**2)) / light
-    return np.clip(whitened, 0, 255).astype(np.uint8)
+    return np.clip(values * np.sqrt(np.mean(light**2)) / light, 0, 255).astype(np.uint8)
 
 
 IXI_SHAPE = (48, 60, 48)
@@ -277,11 +269,11 @@ def load_ixi(source: Source) -> Dataset:
     are read once, then mapped from the cache.
     """
     folders = (
-        candidate
+        path
         for folder in source.folders
-        for candidate in (folder / "IXI_sample", *sorted(folder.glob("*/IXI_sample")))
+        for path in (folder / "IXI_sample", *sorted(folder.glob("*/IXI_sample")))
     )
-    root = next((candidate for candidate in folders if candidate.is_dir()), None)
+    root = next(filter(Path.is_dir, folders), None)
     if root is None:
         raise source.fault(
             "there is no folder IXI_sample; unpack the archive that FLamby's fed_ixi/common.py names into "
@@ -326,11 +318,12 @@ def ixi_test(source: Source, root: Path, subjects: Sequence[str]) -> set[str]:
         with table.open(encoding="utf-8", newline="") as file:
             parts = {row.get("Patient ID"): row.get("Split") for row in csv.DictReader(file)}
         of = {subject: parts.get(str(int(subject[3:6]))) for subject in subjects}
-        if strange := [subject for subject in subjects if of[subject] not in ("train", "test")]:
-            raise source.fault(
-                f"{table} says neither train nor test of {strange[0]}; copy it again"
-            )
-        return {subject for subject in subjects if of[subject] == "test"}
+        for subject, part in of.items():
+            if part not in ("train", "test"):
+                raise source.fault(
+                    f"{table} says neither train nor test of {subject}; copy it again"
+                )
+        return {subject for subject, part in of.items() if part == "test"}
     rng = np.random.RandomState(IXI_SEED)
     tested = set()
     for centre, number in source.about["sizes"].items():
@@ -340,10 +333,9 @@ def ixi_test(source: Source, root: Path, subjects: Sequence[str]) -> set[str]:
                 f"{root} has {len(ours)} of the {number} subjects of {centre}; unpack the whole "
                 f"archive, or put FLamby's metadata_tiny.csv, which has the test parts, into {root.parent}"
             )
-        n_train = round(number * IXI_TRAIN)
-        drawn = ["train"] * n_train + ["test"] * (number - n_train)
+        drawn = [i >= round(number * IXI_TRAIN) for i in range(number)]
         rng.shuffle(drawn)
-        tested |= {subject for subject, part in zip(ours, drawn, strict=True) if part == "test"}
+        tested |= set(compress(ours, drawn))
     return tested
 
 

@@ -111,13 +111,8 @@ def _join(path: Path, parts: Sequence[str], size: Shape, out: IO[bytes]) -> None
 
 def _shape(part: str, file: IO[bytes], size: Shape) -> Shape:
     """Read the header of a part's array, and return the shape (n, *size, c) of its pictures."""
-    version = np.lib.format.read_magic(file)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    shape, fortran, dtype = read(file)
+    version, _ = np.lib.format.read_magic(file)
+    shape, fortran, dtype = getattr(np.lib.format, f"read_array_header_{version}_0")(file)
     full = tuple(shape) if len(shape) == len(size) + 2 else (*shape, 1)
     if dtype != np.uint8 or fortran or full[1:-1] != size:
         wanted = " x ".join(map(str, size))

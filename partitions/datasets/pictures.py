@@ -116,11 +116,12 @@ def load_emnist(source: Source) -> Dataset:
 
 def in_parts(source: Source, arrays: Arrays) -> Dataset:
     """Return the data set of pictures (n, h, w) and labels (n,)."""
-    train, test = (
-        Split(arrays[f"x_{part}"][..., np.newaxis], arrays[f"y_{part}"].astype(np.int64))
-        for part in PARTS
+    return source.in_parts(
+        *(
+            Split(arrays[f"x_{part}"][..., np.newaxis], arrays[f"y_{part}"].astype(np.int64))
+            for part in PARTS
+        )
     )
-    return source.in_parts(train, test)
 
 
 def read_files(source: Source, paths: list[Path]) -> dict[str, Array]:
@@ -129,7 +130,7 @@ def read_files(source: Source, paths: list[Path]) -> dict[str, Array]:
     for key, path in zip(KEYS, paths, strict=True):
         with source.reading(path):
             arrays[key] = read_idx(path)
-    for place, part in ((paths[0], "train"), (paths[2], "test")):
+    for place, part in zip(paths[::2], PARTS, strict=True):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         largest = y.max(initial=0)
         if (
@@ -173,8 +174,8 @@ def load_tiny_imagenet(source: Source) -> Dataset:
         )
     number = {wnid: i for i, wnid in enumerate(classes)}
     train = [
-        (path, number[wnid])
-        for wnid in classes
+        (path, label)
+        for wnid, label in number.items()
         for path in sorted((root / "train" / wnid).glob("images/*.JPEG"))
     ]
     parts = {"train": train, "test": tiny_test(source, root, number)}
@@ -187,14 +188,15 @@ def load_tiny_imagenet(source: Source) -> Dataset:
         arrays = {}
         for part, rows in parts.items():
             arrays[part] = np.empty((len(rows), TINY_SIDE, TINY_SIDE, 3), np.uint8)
-            for i, (path, _) in enumerate(tqdm(rows, desc=f"{source.name}, {part}", unit="")):
+            shown = tqdm(rows, desc=f"{source.name}, {part}", unit="")
+            for row, (path, _) in zip(arrays[part], shown, strict=True):
                 with source.reading(path):
                     picture = read_rgb(path)
-                if picture.shape[:2] != (TINY_SIDE, TINY_SIDE):
+                if picture.shape != row.shape:
                     raise source.fault(
                         f"{path} is {picture.shape[1]} x {picture.shape[0]}; {again}"
                     )
-                arrays[part][i] = picture
+                row[:] = picture
         return arrays
 
     arrays = source.once([path for rows in parts.values() for path, _ in rows], decode)
@@ -210,10 +212,7 @@ def tiny_test(source: Source, root: Path, number: Mapping[str, int]) -> list[tup
             if len(cells) < 2 or cells[1] not in number or "/" in cells[0]:
                 raise DataError(f"line {line} is not a picture and its class")
             rows.append((root / "val" / "images" / cells[0], number[cells[1]]))
-    if missing := [path for path, _ in rows if not path.is_file()]:
-        raise source.fault(
-            f"{len(missing)} of {len(rows)} pictures are missing, first {missing[0]}"
-        )
+    source.check_there([path for path, _ in rows])
     return rows
 
 
@@ -278,8 +277,7 @@ def read_tiles(folder: Path) -> Arrays:
                 )
             x = np.empty((len(sheets), SHEET, SHEET, 32, 32, 3), np.uint8)
             for sheet, path in zip(x, sheets, strict=True):
-                rows = read_rgb(path).reshape(SHEET, 32, SHEET, 32, 3)
-                sheet[:] = rows.transpose(0, 2, 1, 3, 4)
+                sheet[:] = read_rgb(path).reshape(SHEET, 32, SHEET, 32, 3).swapaxes(1, 2)
             arrays |= {f"x_{part}": x.reshape(-1, 32, 32, 3), f"y_{part}": y}
     return arrays
 
@@ -290,9 +288,8 @@ def read_archive(source: Source, path: Path) -> Arrays:
     A record of the binary one is one label byte (CIFAR-100: a coarse and a fine one) and 3,072 bytes of planes of red,
     green and blue. A member of the other is a pickle of the same arrays; nothing else in one is read.
     """
-    key = source.about["labels"]
+    key, in_python = source.about["labels"], "python" in path.name
     label_bytes = 2 if key == "fine_labels" else 1
-    in_python = "python" in path.name
     arrays: dict[str, Array] = {}
     with tarfile.open(path) as archive:
         members = {member.name.rpartition("/")[2]: member for member in archive}
@@ -314,8 +311,6 @@ def read_archive(source: Source, path: Path) -> Arrays:
                     -1, label_bytes + 3072
                 )
                 rows, labels = records[:, label_bytes:], records[:, label_bytes - 1]
-            arrays[f"x_{part}"] = np.ascontiguousarray(
-                rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-            )
-            arrays[f"y_{part}"] = labels.astype(np.int64)
+            x = np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+            arrays |= {f"x_{part}": x, f"y_{part}": labels.astype(np.int64)}
     return arrays

@@ -32,6 +32,7 @@ from tqdm import tqdm
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
 from partitions.labels import ONE_CLASS
+from partitions.site_split import select_rows
 from partitions.splits import Array, Arrays, Dataset, Split
 
 TABLE_SEED = 42  # for the train/test split of data sets without one
@@ -77,6 +78,12 @@ class Source:
         """Return an error that names the data set."""
         return DataError(f"{self.name}: {text}")
 
+    def check_there(self, pictures: Sequence[Path]) -> None:
+        """Raise DataError where some of the pictures are missing."""
+        if missing := [path for path in pictures if not path.is_file()]:
+            count = f"{len(missing)} of {len(pictures)}"
+            raise self.fault(f"{count} pictures are missing, first {missing[0]}")
+
     def find(self, *names: str) -> Path | None:
         """Return the first of these files or folders (in order of folders, then of names) that exists, or None."""
         paths = (folder / name for folder in self.folders for name in names)
@@ -89,14 +96,9 @@ class Source:
 
     def download(self, file: str, key: str = "") -> Path:
         """Download one of its files; ``key``: its name among ``files``, if it has another one there."""
-        described = self.described
-        return download(
-            self.name,
-            described.url + file,
-            described.files[key or file],
-            self.data_dir,
-            described.folders[0],
-        )
+        known = self.described
+        url, md5 = known.url + file, known.files[key or file]
+        return download(self.name, url, md5, self.data_dir, known.folders[0])
 
     def require(self, *names: str) -> Path:
         """Return :meth:`find`; none is downloaded. Raises DataError, one line, where none exists."""
@@ -163,19 +165,15 @@ class Source:
         chosen = []
         for label in range(self.described.classes):
             rows = rng.permutation(np.flatnonzero(labels == label))
-            count = round(TABLE_TEST * len(rows))
-            chosen.append(people[rows[:count]])
-        in_test = np.isin(units, np.concatenate(chosen))
+            chosen.append(rows[: round(TABLE_TEST * len(rows))])
+        in_test = np.isin(units, people[np.concatenate(chosen)])
         silos = None
         if groups is not None:
             pooled = np.concatenate([groups[~in_test], groups[in_test]])
-            silos = {}
-            for group in dict.fromkeys(groups):
-                silos[str(group)] = np.flatnonzero(pooled == group)
-        train, test = (
-            Split(x[part], y[part], None if patient is None else patient[part])
-            for part in (~in_test, in_test)
-        )
+            silos = {
+                str(group): np.flatnonzero(pooled == group) for group in dict.fromkeys(groups)
+            }
+        train, test = (select_rows(Split(x, y, patient), part) for part in (~in_test, in_test))
         return self.in_parts(train, test, groups=silos, vocabulary=vocabulary)
 
     def remark(self, line: str) -> None:
@@ -300,12 +298,8 @@ def cached_folder(
 
 # By name
 
-SIZES = (
-    28,
-    64,
-    128,
-    224,
-)  # pixels of a side of MedMNIST's pictures; of its volumes the first two
+# Pixels of a side of MedMNIST's pictures; of its volumes the first two
+SIZES = (28, 64, 128, 224)
 
 
 def load_dataset(name: str, data_dir: str = "", task: str = "auto") -> Dataset:
@@ -325,11 +319,11 @@ def load_dataset(name: str, data_dir: str = "", task: str = "auto") -> Dataset:
     if {task, dataset.task} <= set(ONE_CLASS):
         return replace(dataset, task=task)
     if (task, dataset.task) == ("multiclass", "multilabel"):
-        train, test = (
+        splits = (
             Split(s.x, (s.y == 1).any(axis=1).astype(np.int64))
             for s in (dataset.train, dataset.test)
         )
-        return Dataset(name, train, test, 2, dataset.groups)
+        return Dataset(name, *splits, 2, dataset.groups)
     raise DataError(
         f"task = {task}: the labels of {name} are for {dataset.task}; leave task = auto"
     )
@@ -342,13 +336,10 @@ def _load(name: str, data_dir: str, environment: str, cache: str) -> Dataset:
         raise unknown_name("data set", name, DATASETS)
     described = DATASETS[name]
     module, function = described.load.split(":")
-    loaders = import_module(f"partitions.datasets.{module}")
-    load = getattr(loaders, function)
-    source = Source(name, data_dir, described)
-    dataset: Dataset = load(source)
+    load = getattr(import_module(f"partitions.datasets.{module}"), function)
+    dataset: Dataset = load(Source(name, data_dir, described))
     for split in (dataset.train, dataset.test):
-        split.x.flags.writeable = False
-        split.y.flags.writeable = False
+        split.x.flags.writeable = split.y.flags.writeable = False
     return dataset
 
 
@@ -367,15 +358,9 @@ def read_descriptions() -> Iterator[tuple[str, Description]]:
             if sides == 3 and size > 64:
                 continue
             shape = "x".join([str(size)] * sides)
-            described = Description(
-                f"{title}, {shape}",
-                classes,
-                "medmnist:load_medmnist",
-                task[0] if task else "multiclass",
-                folders=("medmnist", "MedMNIST"),
-            )
+            kind = classes, "medmnist:load_medmnist", *(task or ["multiclass"])
             name = flag if size == SIZES[0] else f"{flag}-{size}"
-            yield name, described
+            yield name, Description(f"{title}, {shape}", *kind, ("medmnist", "MedMNIST"))
 
 
 DATASETS = dict(read_descriptions())

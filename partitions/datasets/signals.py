@@ -5,7 +5,9 @@ They are KU-HAR, Crema-D and CrisisMMD. Each sample has two inputs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,15 +54,15 @@ def load_ku_har(source: Source) -> Dataset:
             for path, label in tqdm(files, desc=source.name, unit="")
             for window in kuhar_windows(source, path)
         ]
-        who = np.array([person for person, _, _ in windows])
-        names, counts = np.unique(who, return_counts=True)
-        order = [i for name in names[counts >= FEWEST] for i in np.flatnonzero(who == name)]
-        if not order:
+        counts = Counter(person for person, _, _ in windows)
+        windows = [window for window in windows if counts[window[0]] >= FEWEST]
+        if not windows:
             raise source.fault(
                 f"no participant in {root} has {FEWEST} windows; unpack the whole archive"
             )
-        x = np.stack([windows[i][2] for i in order])
-        return {"x": x, "y": np.array([windows[i][1] for i in order]), "who": who[order]}
+        windows.sort(key=itemgetter(0))
+        who, y, x = map(np.array, zip(*windows, strict=True))
+        return {"x": x, "y": y, "who": who}
 
     arrays = source.once([path for path, _ in files], decode)
     x = together({"acc": arrays["x"][..., :3], "gyro": arrays["x"][..., 3:]})
@@ -78,8 +80,7 @@ def kuhar_windows(source: Source, path: Path) -> list[Array]:
             raise DataError(
                 f"{rows.shape[1]} columns in place of {KUHAR_COLUMNS}, or a value that is no number"
             )
-    values = rows[:, [1, 2, 3, 5, 6, 7]]
-    windows = []
+    values, windows = rows[:, [1, 2, 3, 5, 6, 7]], []
     for k in range(-(-len(values) // STRIDE) // STEPS):
         start = k * STEPS * STRIDE
         cut = values[start : start + STEPS : STRIDE]
@@ -121,7 +122,7 @@ def load_crisis_mmd(source: Source) -> Dataset:
         raise source.fault(
             f"there is no test.pkl, or nothing else, in {folders['image']}; {source.described.mend}"
         )
-    clients = [*(client for client in clients if client != "test"), "test"]
+    clients.append(clients.pop(clients.index("test")))
     arrays = read_clients(source, folders, clients, single=("image",))
     x, y, n = arrays["x"], arrays["y"], int(arrays["size"][:-1].sum())
     return source.in_parts(Split(x[:n], y[:n]), Split(x[n:], y[n:]))
@@ -129,11 +130,11 @@ def load_crisis_mmd(source: Source) -> Dataset:
 
 def feature_folders(source: Source) -> dict[str, Path]:
     """Return the folder of pickles of each input: of the second one that with the same name as the first one's."""
-    folders: dict[str, Path] = {}
+    folders, first = dict[str, Path](), ""
     for name, kind in source.about["kinds"].items():
         below = [f"feature/{kind}/{folder}" for folder in source.about["below"]]
-        first = next(iter(folders.values()), Path())
-        folders[name] = source.require(*(path for path in below if path.endswith(first.name)))
+        folders[name] = source.require(*(path for path in below if path.endswith(first)))
+        first = folders[name].name
     return folders
 
 
@@ -175,14 +176,13 @@ def read_clients(
                 read_feature_file(source, folder / f"{client}.pkl")
                 for folder in folders.values()
             ]
-            first, second = ([feature[:2] for feature in features] for features in read)
-            if first != second:
-                raise source.fault(
-                    f"{client}.pkl has other samples in {folders[next(iter(folders))]} than beside it"
-                )
-            sizes.append(len(first))
             for name, features in zip(parts, read, strict=True):
+                if [entry[:2] for entry in features] != [entry[:2] for entry in read[0]]:
+                    raise source.fault(
+                        f"{client}.pkl has other samples in {folders[next(iter(folders))]} than beside it"
+                    )
                 parts[name] += features
+            sizes.append(len(read[0]))
         x = together(
             {
                 name: pad_features(source, folders[name], features, name in single)

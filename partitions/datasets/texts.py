@@ -31,10 +31,9 @@ def load_ag_news(source: Source) -> Dataset:
     test = source.require("test.csv")
     train = test.parent / "train.csv"
     tables = [read_news(source, path) for path in (train, test) if path.is_file()]
-    texts = [text for table in tables for text, _ in table]
+    texts, labels = zip(*(row for table in tables for row in table), strict=True)
     vocabulary = by_frequency(texts)
-    x = encode(texts, vocabulary, LENGTH).x
-    y = np.array([label for table in tables for _, label in table], np.int64)
+    x, y = encode(texts, vocabulary, LENGTH).x, np.array(labels, np.int64)
     if len(tables) == 1:
         source.remark(
             f"no train.csv beside {test}: its {len(y)} news alone are used, 80 % for training, 20 % for tests"
