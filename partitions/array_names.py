@@ -12,7 +12,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import Names, nearest
 from partitions.inputs import GAP_NAMES
-from partitions.labels import Fault, values_seen
+from partitions.labels import Fault, single_value, values_seen
 from partitions.patients import PATIENT_NAMES, SUBGROUP_NAMES
 from partitions.recipes.pictures import read_any
 from partitions.schema import Feature, Schema, tidy
@@ -198,9 +198,8 @@ def labelled_in_spite(y: Any, unlabelled: Sequence[tuple[int, str]]) -> str:
 
 def read_cohort(arrays: Arrays) -> str:
     """Read the name of the file's cohort, "" where it states none. Raises Fault."""
-    stated = arrays.get("cohort", np.array(""))
-    name = str(stated.item()) if stated.size == 1 and stated.dtype.kind == "U" else "\n"
-    if not name.isprintable() or len(name) > LONGEST_COHORT:
+    name = single_value(arrays, "cohort", "U") if "cohort" in arrays else ""
+    if name is None or not name.isprintable() or len(name) > LONGEST_COHORT:
         raise Fault(
             "cohort is no short text",
             f"save a name of at most {LONGEST_COHORT} characters, or leave it out",
@@ -229,9 +228,10 @@ def read_features(arrays: Arrays, columns: int) -> tuple[Feature, ...]:
             f"feature_ranges is not of {columns} x 2 numbers",
             "save smallest and largest value of each column, or NaN for both",
         )
-    stated = [
-        None if np.isnan(pair).any() else (float(pair[0]), float(pair[1])) for pair in ranges
-    ]
+    stated = (
+        None if np.isnan([low, high]).any() else (low, high)
+        for low, high in ranges.astype(float).tolist()
+    )
     return tuple(map(Feature, names, units, stated))
 
 
@@ -240,16 +240,15 @@ def read_stored_recipe(arrays: Arrays, features: Sequence[Feature]) -> str:
     if "recipe" not in arrays:
         return ""
     again = "make the file again with `silofl import`"
-    if arrays["recipe"].size != 1 or arrays["recipe"].dtype.kind != "U":
+    text: str | None = single_value(arrays, "recipe", "U")
+    if text is None:
         raise Fault("recipe is no text", again)
-    text = str(arrays["recipe"].ravel()[0])
     try:
         recipe = read_any(text)
     except DataError as error:
         raise Fault(str(error), again) from None
-    if recipe.features and [feature.name for feature in recipe.features] != [
-        feature.name for feature in features
-    ]:
+    names, columns = ([f.name for f in each] for each in (recipe.features, features))
+    if names and names != columns:
         raise Fault("holds a recipe of other columns than its own", again)
     return text
 

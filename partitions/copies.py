@@ -36,8 +36,8 @@ def sample_notes(data: SiloData) -> Iterator[str]:
         digests = np.concatenate([*map(sample_digests, inputs)])
         missing = sample_digests(np.zeros((1, *x.shape[1:]), x.dtype)) if name else ()
         present = ~np.isin(digests, missing)
-        again, several = in_test & present, copied(digests, units) & present
-        again &= np.isin(digests, digests[present & ~in_test])
+        several = copied(digests, units) & present
+        again = in_test & present & np.isin(digests, digests[present & ~in_test])
         if is_table(x):
             by_chance = chance_pairs(np.concatenate([*map(in_memory, inputs)]))
             if pairs_of(digests) <= CHANCE * by_chance + 1:
@@ -58,8 +58,7 @@ def copied(digests: Array, units: Array) -> Array:
     """Return which samples another patient has, too, bool (n,)."""
     _, numbers = np.unique(digests, return_inverse=True)
     pairs = np.unique(np.stack([numbers, units]), axis=1)[0]
-    copies: Array = (np.bincount(pairs) > 1)[numbers]
-    return copies
+    return np.asarray(np.bincount(pairs)[numbers] > 1)
 
 
 def pairs_of(digests: Array) -> int:

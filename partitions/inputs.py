@@ -36,9 +36,10 @@ from partitions.labels import (
     check_precision,
     keys_by_part,
     names_by_part,
+    single_value,
 )
 from partitions.schema import Schema, few
-from partitions.splits import Array, Arrays, SiloData, Split, inputs_of, tables_of
+from partitions.splits import Array, Arrays, SiloData, inputs_of, tables_of
 from partitions.stored import CHECKED, OnDisk, in_batches, together
 
 MOST_TOKENS = 1 << 28  # largest vocabulary
@@ -135,17 +136,13 @@ def vocabulary_size(arrays: Arrays) -> int:
     """Return the vocabulary's size that the file states; 0 where it has no texts."""
     if "vocabulary" not in arrays:
         return 0
-    stated = arrays["vocabulary"]
-    if (
-        stated.size != 1
-        or stated.dtype.kind not in "iu"
-        or not 1 <= int(stated.item()) <= MOST_TOKENS
-    ):
+    stated: int = single_value(arrays, "vocabulary", "iu") or 0
+    if not 1 <= stated <= MOST_TOKENS:
         raise Fault(
             f"vocabulary is no whole number up to {MOST_TOKENS}",
             "save how many tokens there are, with 0",
         )
-    return int(stated.item())
+    return stated
 
 
 def is_input_name(name: object) -> bool:
@@ -178,20 +175,14 @@ def _describe(x: Any) -> str:
         return f"texts of up to {x.shape[1]} tokens"
     if x.ndim == 2:
         return f"a table of {x.shape[1]} columns, {x.dtype}"
+    channels = f"{x.shape[-1]} channel{'s' * (x.shape[-1] > 1)}"
     if x.ndim == 3:
-        few = x.shape[2] <= 16
-        hint = (
-            "" if few else "; pictures are float32 (n, c, h, w), with c = 1 where they are grey"
-        )
-        return f"signals of {x.shape[2]} channel{'s' * (x.shape[2] > 1)}, {x.shape[1]} steps, {x.dtype}{hint}"
-    kind, channels = "volumes" if x.ndim == 5 else "pictures", x.shape[-1]
-    size = " x ".join(map(str, x.shape[1:-1]))
-    hint = ""
-    if x.ndim == 4 and channels > 4:
-        hint = (
-            f"; volumes are {'(n, d, h, w, c)' if x.dtype == np.uint8 else '(n, c, d, h, w)'}"
-        )
-    return f"{kind} of {size}, {channels} channel{'s' * (channels > 1)}, {x.dtype}{hint}"
+        hint = "; pictures are float32 (n, c, h, w), with c = 1 where they are grey"
+        return f"signals of {channels}, {x.shape[1]} steps, {x.dtype}{hint * (x.shape[2] > 16)}"
+    kind, size = "volumes" if x.ndim == 5 else "pictures", " x ".join(map(str, x.shape[1:-1]))
+    hint = f"; volumes are {'(n, d, h, w, c)' if x.dtype == np.uint8 else '(n, c, d, h, w)'}"
+    hint *= x.ndim == 4 and x.shape[-1] > 4
+    return f"{kind} of {size}, {channels}, {x.dtype}{hint}"
 
 
 # Missing values
@@ -229,11 +220,7 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
     """
     current, by_class = data.schema, data.task in (*ONE_CLASS, "segmentation")
     columns = order_of(current.names, agreed.names)
-    numbers = (
-        numbers_of(current.labels, agreed.labels)
-        if by_class
-        else order_of(current.labels, agreed.labels)
-    )
+    numbers = (numbers_of if by_class else order_of)(current.labels, agreed.labels)
     missing = [name for name in agreed.labels if current.labels and name not in current.labels]
     if missing and data.task == "segmentation":  # they would count as background
         raise DataError(
@@ -242,15 +229,12 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
         )
     if not columns and not numbers:
         return data
-    parts = [
-        Split(
-            reorder_columns(split.x, columns),
-            relabel(split.y, numbers, data.task),
-            split.patient,
-            split.subgroup,
+    train, val, test = (
+        replace(
+            split, x=reorder_columns(split.x, columns), y=relabel(split.y, numbers, data.task)
         )
         for split in (data.train, data.val, data.test)
-    ]
+    )
     features = {feature.name: feature for feature in current.features}
     schema = replace(
         current,
@@ -260,9 +244,7 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
         labels=agreed.labels if numbers else current.labels,
     )
     classes = max(data.classes, len(agreed.labels)) if by_class and numbers else data.classes
-    return replace(
-        data, train=parts[0], val=parts[1], test=parts[2], classes=classes, schema=schema
-    )
+    return replace(data, train=train, val=val, test=test, classes=classes, schema=schema)
 
 
 def order_of(names: Sequence[str], agreed: Sequence[str]) -> list[int]:
@@ -300,12 +282,11 @@ def reorder_columns(x: Any, order: list[int]) -> Any:
     if not order:
         return x
     tables = tables_of(x)
-    whole = np.hstack(list(tables.values()))[:, order]
-    ends = np.cumsum([table.shape[1] for table in tables.values()])[:-1]
-    moved = dict(
-        zip(tables, map(np.ascontiguousarray, np.split(whole, ends, axis=1)), strict=True)
-    )
-    return together({**inputs_of(x), **moved}) if x.dtype.names else moved[""]
+    whole, at, moved = np.hstack(list(tables.values()))[:, order], 0, inputs_of(x)
+    for name, table in tables.items():
+        moved[name] = np.ascontiguousarray(whole[:, at : at + table.shape[1]])
+        at += table.shape[1]
+    return together(moved) if x.dtype.names else moved[""]
 
 
 def relabel(y: Any, numbers: list[int], task: str) -> Any:

@@ -37,6 +37,7 @@ ONE_CLASS = ("multiclass", "ordinal")  # every sample has one class
 MOST_CLASSES = 100_000  # a larger label is refused as a mistake
 MOST_PRESENT = 100  # classes; of more, none is looked for in each part
 VOID = 255  # the label of an ignored pixel of a mask
+SAVE = "where other hospitals have more classes, save classes=numpy.array(N), the number of all"
 
 
 class Fault(DataError):
@@ -81,10 +82,8 @@ def join_survival(arrays: Arrays) -> Arrays:
             continue
         for there, other in ((time, event), (event, time)):
             if there not in arrays:
-                raise Fault(
-                    f"has {other}, but no {there}",
-                    "survival needs both: time, and event 1 or 0 (censored)",
-                )
+                fix = "survival needs both: time, and event 1 or 0 (censored)"
+                raise Fault(f"has {other}, but no {there}", fix)
         if y in arrays:
             raise Fault(f"has both {y} and {time}", "labels are one or the other")
         t, e = (arrays[name].reshape(-1) for name in (time, event))
@@ -107,12 +106,17 @@ def join_survival(arrays: Arrays) -> Arrays:
     return joined
 
 
+def single_value(arrays: Arrays, key: str, kinds: str) -> Any:
+    """Return the only value of an array whose type is of these kinds; None for any other array."""
+    stated = arrays[key]
+    return stated.item() if stated.size == 1 and stated.dtype.kind in kinds else None
+
+
 def stated_task(arrays: Arrays, wanted: str) -> str:
     """Return the task that the file states, or else ``wanted``, which may be "auto"."""
-    stated = arrays.get("task")
-    if stated is None:
+    if "task" not in arrays:
         return wanted
-    task = str(stated.item()) if stated.size == 1 and stated.dtype.kind == "U" else "?"
+    task = single_value(arrays, "task", "U") or "?"
     if task not in TASKS:
         raise Fault(
             f"task is {shorten(task)}, none of {', '.join(TASKS)}{nearest(task, TASKS)}",
@@ -268,10 +272,7 @@ def read_count(task: str, arrays: Arrays, ys: Mapping[str, Any]) -> int:
         seen = {split: values_seen(y) for split, y in ys.items()}
         if "classes" not in arrays:
             check_masks(np.any([*seen.values()], axis=0))
-        most = {
-            split: np.flatnonzero(counts[:VOID]).max(initial=0)
-            for split, counts in seen.items()
-        }
+        most = {k: np.flatnonzero(values[:VOID]).max(initial=0) for k, values in seen.items()}
     else:
         most = {split: y.max() for split, y in ys.items() if len(y)}
     largest = int(max(most.values()))
@@ -279,9 +280,8 @@ def read_count(task: str, arrays: Arrays, ys: Mapping[str, Any]) -> int:
     if task in ONE_CLASS and "classes" not in arrays:
         check_classes(ys)
     if largest >= classes:
-        split = next(split for split, counts in most.items() if counts == largest)
         raise Fault(
-            f"{split} has a label {largest} where classes is {classes}",
+            f"{max(most, key=most.__getitem__)} has a label {largest} where classes is {classes}",
             "labels are 0 .. classes - 1",
         )
     return classes
@@ -290,13 +290,12 @@ def read_count(task: str, arrays: Arrays, ys: Mapping[str, Any]) -> int:
 def check_classes(ys: Arrays) -> None:
     """Raise Fault for one class alone or for gaps between classes, where the file does not state their number."""
     classes = np.unique(np.concatenate([y for y in ys.values() if len(y)])).tolist()
-    save = "where other hospitals have more classes, save classes=numpy.array(N), the number of all"
     if len(classes) == 1:
-        raise Fault(f"has one class alone, {classes[0]}", f"there must be two or more; {save}")
+        raise Fault(f"has one class alone, {classes[0]}", f"there must be two or more; {SAVE}")
     if len(classes) != classes[-1] + 1:
         raise Fault(
             f"has labels {short_numbers(classes)}, which leave numbers out",
-            f"number classes 0, 1, 2, ...; or, {save}",
+            f"number classes 0, 1, 2, ...; or, {SAVE}",
         )
 
 
@@ -320,14 +319,13 @@ def check_masks(seen: Array) -> None:
     ``seen``: which values they have, bool (256,).
     """
     classes = np.flatnonzero(seen[:VOID]).tolist()
-    save = "where other hospitals have more classes, save classes=numpy.array(N), the number of all"
     if max(classes, default=0) == 0:
         what = "0 and 255 alone, and 255 does not count" if seen[VOID] else "0 alone"
-        raise Fault(f"has masks of {what}", f"what is drawn has class 1, 2, ...; {save}")
+        raise Fault(f"has masks of {what}", f"what is drawn has class 1, 2, ...; {SAVE}")
     if missing := sorted({*range(1, classes[-1])} - {*classes}):
         raise Fault(
             f"has masks with values {short_numbers(classes)}, but no {short_numbers(missing)}",
-            f"number classes 0, 1, 2, ...; or, {save}",
+            f"number classes 0, 1, 2, ...; or, {SAVE}",
         )
 
 
@@ -354,13 +352,12 @@ def short_numbers(numbers: Sequence[int]) -> str:
 def _stated_count(arrays: Arrays, count: int, *, exactly: bool = False) -> int:
     if "classes" not in arrays:
         return count
-    stated = arrays["classes"]
-    if stated.size != 1 or stated.dtype.kind not in "iu" or int(stated.item()) < 1:
+    classes: int = single_value(arrays, "classes", "iu") or 0
+    if classes < 1:
         raise Fault(
             "classes is no positive whole number",
             "save for example classes=numpy.array(2), or leave it out",
         )
-    classes = int(stated.item())
     if classes > MOST_CLASSES:
         raise Fault(
             f"classes is {classes}", f"it is the number of classes, at most {MOST_CLASSES}"
@@ -381,16 +378,13 @@ def describe_labels(task: str, ys: Arrays, classes: int) -> str:
         counts = (
             f"{split} {np.bincount(y, minlength=classes).tolist()}" for split, y in ys.items()
         )
-        alone = len(np.unique(np.concatenate(list(ys.values())))) == 1
-        return (
-            f"{kind}; samples of each: {', '.join(counts)}"
-            + "; there is ONE class here" * alone
-        )
+        alone = "; there is ONE class here"
+        alone *= len(np.unique(np.concatenate(list(ys.values())))) == 1
+        return f"{kind}; samples of each: {', '.join(counts)}{alone}"
     if task == "multilabel":
         counts = (f"{split} {(y == 1).sum(0).tolist()}" for split, y in ys.items())
-        return f"{classes} findings (multilabel)" + (
-            f"; samples with each: {', '.join(counts)}" if classes <= 20 else ""
-        )
+        each = f"; samples with each: {', '.join(counts)}" * (classes <= 20)
+        return f"{classes} findings (multilabel){each}"
     if task == "survival":
         counts = (f"{split} {int(y[:, 1].sum())}" for split, y in ys.items())
         return f"times and events (survival); events: {', '.join(counts)}"

@@ -53,14 +53,8 @@ def write_npz(
 
 def write_stream(out: IO[bytes], like: Array, samples: Iterable[Array]) -> None:
     """Write the samples in the format of numpy's write_array, as an array with the shape and type of ``like``."""
-    np.lib.format.write_array_header_1_0(
-        out,
-        {
-            "descr": np.lib.format.dtype_to_descr(like.dtype),
-            "fortran_order": False,
-            "shape": like.shape,
-        },
-    )
+    header = np.lib.format.header_data_from_array_1_0(like) | {"fortran_order": False}
+    np.lib.format.write_array_header_1_0(out, header)
     for sample in samples:
         out.write(sample.astype(like.dtype, copy=False).tobytes())
 
@@ -92,6 +86,8 @@ def read_arrays(path: Path) -> Arrays:
                 member.filename.removesuffix(".npy"): read_array(archive, member, path)
                 for member in archive.infolist()
             }
+    except Fault:
+        raise
     except (
         OSError,
         EOFError,
@@ -105,8 +101,6 @@ def read_arrays(path: Path) -> Arrays:
         ) from error
     # Of zipfile's, about its own header
     except (ValueError, OverflowError, struct.error) as error:
-        if isinstance(error, Fault):
-            raise
         raise Fault(f"is damaged ({error})", "copy it again, or " + make) from error
 
 
@@ -151,12 +145,13 @@ def read_array(
             f"{name} is an array of Python objects, which are not read: they could run code",
             "save plain arrays of numbers",
         )
-    if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize > member.file_size:
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or size > member.file_size:
         raise Fault(
             f"{name} is damaged (its header says {dtype} {shape}, more than there is)", again
         )
     stored = member.compress_type == zipfile.ZIP_STORED
-    if path is not None and stored and math.prod(shape) * dtype.itemsize >= MAPPED:
+    if path is not None and stored and size >= MAPPED:
         start_at = start_of(path, member)
         check_sum(path, member, start_at)
         order: Literal["F", "C"] = "F" if fortran else "C"
@@ -166,9 +161,8 @@ def read_array(
             array: Array = np.lib.format.read_array(file, allow_pickle=False)
             return array
     except MemoryError:
-        need = math.prod(shape) * dtype.itemsize / 1e9
         raise Fault(
-            f"{name} needs {need:.1f} GB of memory, which is not here",
+            f"{name} needs {size / 1e9:.1f} GB of memory, which is not here",
             "use a machine with more",
         ) from None
 

@@ -89,13 +89,11 @@ def rows_of_patients(dataset: Dataset) -> list[Array] | None:
     """Return the rows (train followed by test) of each patient, training patients first; None without patients."""
     if dataset.train.patient is None or dataset.test.patient is None:
         return None
-    rows: list[Array] = []
-    for part, offset in (
-        (dataset.train.patient, 0),
-        (dataset.test.patient, len(dataset.train)),
-    ):
+    rows, offset = list[Array](), 0
+    for part in (dataset.train.patient, dataset.test.patient):
         _, counts = np.unique(part, return_counts=True)
         rows += np.split(np.argsort(part, kind="stable") + offset, np.cumsum(counts)[:-1])
+        offset = len(part)
     return rows
 
 
@@ -146,11 +144,9 @@ def describe_subgroups(parts: Arrays) -> str:
     """Describe the number of samples of each subgroup in each part, for the hospital only."""
     lines = []
     for part, groups in parts.items():
-        names, counts = np.unique(groups, return_counts=True)
-        each = (
-            f"{name or 'not known'} {count}" for name, count in zip(names, counts, strict=True)
-        )
-        lines.append(f"{part}: {', '.join(each)}")
+        counts = sorted(Counter(groups.tolist()).items())
+        each = ", ".join(f"{name or 'not known'} {count}" for name, count in counts)
+        lines.append(f"{part}: {each}")
     return "; ".join(lines)
 
 

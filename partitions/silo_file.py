@@ -210,9 +210,16 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
     for array in (train.x, train.y, test.x, test.y):
         if isinstance(array, np.ndarray):
             array.flags.writeable = False
-    classes, task, vocabulary = contents.classes, contents.task, contents.vocabulary
-    about = {"schema": contents.schema, "recipe": contents.recipe}
-    return Dataset(path.stem, train, test, classes, task=task, vocabulary=vocabulary, **about)
+    return Dataset(
+        path.stem,
+        train,
+        test,
+        contents.classes,
+        task=contents.task,
+        vocabulary=contents.vocabulary,
+        schema=contents.schema,
+        recipe=contents.recipe,
+    )
 
 
 def write_silo_file(path: str | Path, data: SiloData, gaps: Arrays | None = None) -> None:

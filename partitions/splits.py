@@ -148,26 +148,19 @@ def is_table(x: Any) -> bool:
 
 def tables_of(x: Any) -> dict[str, Array]:
     """Return the inputs that are tables, by name, in memory."""
-    return {
-        name: in_memory(x_part) for name, x_part in inputs_of(x).items() if is_table(x_part)
-    }
+    return {name: in_memory(part) for name, part in inputs_of(x).items() if is_table(part)}
 
 
 def dtype_of(x: Any) -> str:
     """Return the number format; for several inputs that of each: ``image uint8, notes int32``."""
-    return ", ".join(f"{name} {x_part.dtype}".strip() for name, x_part in inputs_of(x).items())
+    return ", ".join(f"{name} {part.dtype}".strip() for name, part in inputs_of(x).items())
 
 
 def take(dataset: Dataset, indices: Array) -> Split:
     """Return the samples with these indices into train followed by test, in the order given: copies of arrays."""
-    x, y = (
-        _take(getattr(dataset.train, key), getattr(dataset.test, key), indices)
-        for key in ("x", "y")
-    )
-    groups = (
-        both(getattr(dataset.train, key), getattr(dataset.test, key))
-        for key in ("patient", "subgroup")
-    )
+    train, test = dataset.train, dataset.test
+    x, y = _take(train.x, test.x, indices), _take(train.y, test.y, indices)
+    groups = both(train.patient, test.patient), both(train.subgroup, test.subgroup)
     return Split(x, y, *(None if group is None else group[indices] for group in groups))
 
 

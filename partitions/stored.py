@@ -74,14 +74,12 @@ class OnDisk(_Samples):
 
     def cut(self, row: int, place: tuple[slice, ...]) -> Array:
         """Read a part of one sample; of a mapped file only this part is read."""
-        place_in = int(self.rows[row])
+        at = int(self.rows[row])
         for piece in self.pieces:
-            if place_in < len(piece):
+            if at < len(piece):
                 break
-            place_in -= len(piece)
-        part = (
-            piece.cut(place_in, place) if isinstance(piece, OnDisk) else piece[place_in][place]
-        )
+            at -= len(piece)
+        part = piece.cut(at, place) if isinstance(piece, OnDisk) else piece[at][place]
         with np.errstate(over="ignore"):
             read: Array = np.array(part, self.dtype)
         return read if self.change is None else self.change(read)
@@ -95,20 +93,15 @@ class OnDisk(_Samples):
 
     def seed_draws(self, seed: int) -> OnDisk:
         """Return these samples, with what a hospital's own data set draws for each (``partitions/own``) by a seed."""
-        pieces = [
-            piece.seed_draws(seed) if isinstance(piece, OnDisk) else piece
-            for piece in self.pieces
-        ]
+        pieces = [p.seed_draws(seed) if isinstance(p, OnDisk) else p for p in self.pieces]
         return OnDisk(pieces, self.dtype, self.rows, self.change)
 
     @property
     def digests(self) -> Array | None:
         """The digests that an index has of the samples; None where they follow from the values."""
-        digests = [
-            piece.digests if isinstance(piece, OnDisk) else None for piece in self.pieces
-        ]
+        digests = (piece.digests for piece in self.pieces if isinstance(piece, OnDisk))
         known = [piece for piece in digests if piece is not None]
-        return np.concatenate(known)[self.rows] if len(known) == len(digests) else None
+        return np.concatenate(known)[self.rows] if len(known) == len(self.pieces) else None
 
     @property
     def stays(self) -> bool:
@@ -120,7 +113,7 @@ class Several(_Samples):
     """Several inputs of the same samples, at least one of them stored; reading gives a structured array."""
 
     def __init__(self, inputs: Mapping[str, Any]) -> None:
-        self.inputs = {name: inputs[name] for name in sorted(inputs)}
+        self.inputs = dict(sorted(inputs.items()))
         self.dtype = np.dtype([(name, x.dtype, x.shape[1:]) for name, x in self.inputs.items()])
         self.shape = (len(next(iter(self.inputs.values()))),)
 
@@ -138,10 +131,8 @@ def structure_inputs(inputs: Mapping[str, Array]) -> Array:
 
     So their order in a hospital's file has no effect.
     """
-    n = len(next(iter(inputs.values())))
-    joined = np.empty(
-        n, [(name, inputs[name].dtype, inputs[name].shape[1:]) for name in sorted(inputs)]
-    )
+    fields = [(name, x.dtype, x.shape[1:]) for name, x in sorted(inputs.items())]
+    joined = np.empty(len(next(iter(inputs.values()))), fields)
     for name, x in inputs.items():
         joined[name] = x
     return joined

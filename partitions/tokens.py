@@ -33,12 +33,8 @@ LENGTH = 200  # tokens of a text; longer texts are cut
 BUCKETS = 1 << 16
 MOST_BUCKETS = 1 << 24
 MOST_LENGTH = 1 << 16
-CHINESE = (
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0x20000, 0x2CEAF),
-    (0x2F800, 0x2FA1F),
+CHINESE = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]"
 )
 # Scripts without blanks between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, with their marks
 UNSPACED = re.compile(
@@ -160,18 +156,11 @@ class Pieces:
 
     def words(self, text: str) -> list[str]:
         """Return a text's words; marks and Chinese characters are separate words."""
-        kept = "".join(
-            " " if character.isspace() else character
-            for character in text
-            if not _is_control(character)
-        )
+        kept = "".join(" " if c.isspace() else c for c in text if not _is_control(c))
         if not self.cased:
-            kept = "".join(
-                c
-                for c in unicodedata.normalize("NFD", kept.lower())
-                if unicodedata.category(c) != "Mn"
-            )
-        apart = (f" {c} " if _is_mark(c) or _is_chinese(c) else c for c in kept)
+            plain = unicodedata.normalize("NFD", kept.lower())
+            kept = "".join(c for c in plain if unicodedata.category(c) != "Mn")
+        apart = (f" {c} " if _is_mark(c) or CHINESE.match(c) else c for c in kept)
         return "".join(apart).split()
 
     def pieces(self, word: str) -> list[int]:
@@ -203,11 +192,6 @@ def _is_mark(character: str) -> bool:
     if character.isascii():
         return character.isprintable() and not character.isalnum() and character != " "
     return unicodedata.category(character).startswith("P")
-
-
-def _is_chinese(character: str) -> bool:
-    number = ord(character)
-    return any(first <= number <= last for first, last in CHINESE)
 
 
 def by_frequency(texts: Iterable[str]) -> Words:
@@ -256,10 +240,8 @@ def parse_vocabulary(wanted: str) -> tuple[Vocabulary, str]:
                 f"--vocabulary is {wanted[:40]!r}; write hashed:{BUCKETS}, or the path of a file of words"
             )
         hashed = Hashed(int(number or BUCKETS))
-        return (
-            hashed,
-            f"words are hashed into {hashed.buckets} numbers (hashed:{hashed.buckets})",
-        )
+        note = f"words are hashed into {hashed.buckets} numbers (hashed:{hashed.buckets})"
+        return hashed, note
     path = Path(wanted)
     if not path.is_file():
         raise DataError(

@@ -129,9 +129,8 @@ class OwnSamples(OnDisk):
     ) -> None:
         self.own, self.which, self.seed = part, which, seed
         self.rows = np.arange(part.count) if rows is None else rows
-        shape = part.shape if which == 0 else part.shape[:-1]
-        self.dtype = part.dtype if which == 0 else np.dtype(np.uint8)
-        self.shape = (len(self.rows), *shape)
+        shape, dtype = (part.shape[:-1], np.uint8) if which else (part.shape, part.dtype)
+        self.shape, self.dtype = (len(self.rows), *shape), np.dtype(dtype)
 
     def __getitem__(self, index: Any) -> Array:
         return self.own.read(self.rows[index], self.seed)[self.which].astype(self.dtype)
@@ -189,7 +188,7 @@ def seed_sample(dataset: Any, seed: int | None, row: int) -> Iterator[None]:
     """Context in which all that a sample draws at random follows from ``seed`` and its row; nothing outside does."""
     import torch
 
-    state = np.random.SeedSequence([0 if seed is None else seed, row]).generate_state(1)[0]
+    state = np.random.SeedSequence([seed or 0, row]).generate_state(1)[0]
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(int(state))
     np.random.seed(state)
@@ -240,8 +239,10 @@ def open_own(name: str) -> OwnDataset:
     }
     about = {key: returned[key] for key in ABOUT if key in returned}
     first, _ = parts["train"].sample(0, None)
-    names = [tidy(str(label)) for label in about.get("label_names", ())]
-    lacking = [tidy(str(label)) for label in about.get("unlabelled", ())]
+    names, lacking = (
+        [tidy(str(label)) for label in about.get(key, ())]
+        for key in ("label_names", "unlabelled")
+    )
     for part in parts.values():
         part.shape, part.dtype = first.shape, first.dtype
         part.unlabelled = [names.index(label) for label in lacking if label in names]

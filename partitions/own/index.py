@@ -150,7 +150,7 @@ def with_samples(arrays: Arrays) -> dict[str, Any]:
     if "dataset" not in arrays:
         return dict(arrays)
     name, code = (
-        "".join(map(str, arrays.get(key, np.array("")).flat)) for key in ("dataset", "code")
+        "".join(map(str, np.ravel(arrays.get(key, "")))) for key in ("dataset", "code")
     )
     again = f"make its index again: silofl check-data {name} --out FILE.npz"
     try:
@@ -166,9 +166,7 @@ def with_samples(arrays: Arrays) -> dict[str, Any]:
         raise Fault(
             f"{name} cannot be loaded here", "PYTHONPATH must say where its module is"
         ) from None
-    read: dict[str, Any] = {
-        key: dataset for key, dataset in arrays.items() if key not in OWN_NAMES
-    }
+    read: dict[str, Any] = {key: a for key, a in arrays.items() if key not in OWN_NAMES}
     for split, part in dataset.parts.items():
         if f"digest_{split}" in arrays:
             part.index = {**part.index, "digest": arrays[f"digest_{split}"]}

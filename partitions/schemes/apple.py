@@ -72,24 +72,22 @@ def apple_practical(pool: Pool, settings: ApplePractical) -> list[Parts]:
 
 def practical_shares(silos: int) -> Array:
     """Return the shares of one class over the silos, before they are permuted; they sum to 1."""
-    small = [0.1 / (silos - 2)] * (silos - 2) if silos > 2 else []
+    small = [0.1 / max(silos - 2, 1)] * (silos - 2)
     shares = np.array([*small, 0.1, 0.8][-silos:])
-    normalised: Array = shares / shares.sum()
-    return normalised
+    return np.asarray(shares / shares.sum())
 
 
 def deal(pool: Pool, fractions: Array, resplit: bool) -> list[Parts]:
     """Give silo i floor(fractions[i, c] * n_c) training and test samples of class c."""
-    train: list[list[Array]] = [[] for _ in range(pool.silos)]
-    test: list[list[Array]] = [[] for _ in range(pool.silos)]
+    silos: list[tuple[list[Array], list[Array]]] = [([], []) for _ in range(pool.silos)]
     for label in range(pool.classes):
-        from_train, from_test = pool.train_of_class(label), pool.test_of_class(label)
+        of_class = [pool.train_of_class(label), pool.test_of_class(label)]
         if resplit:
-            both = pool.rng.permutation(np.concatenate([from_train, from_test]))
-            from_train, from_test = np.split(both, [round(0.8 * len(both))])
-        for samples, parts in ((from_train, train), (from_test, test)):
+            both = pool.rng.permutation(np.concatenate(of_class))
+            of_class = np.split(both, [round(0.8 * len(both))])
+        for part, samples in enumerate(of_class):
             # Without the small term, floor(0.29 * 100) is 28 in floating point.
             counts = np.floor(fractions[:, label] * len(samples) + 1e-9).astype(int)
             for silo, end in enumerate(np.cumsum(counts)):
-                parts[silo].append(samples[end - counts[silo] : end])
-    return [(gather(a), gather(b)) for a, b in zip(train, test, strict=True)]
+                silos[silo][part].append(samples[end - counts[silo] : end])
+    return [(gather(train), gather(test)) for train, test in silos]

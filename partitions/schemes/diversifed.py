@@ -87,15 +87,10 @@ def diversifed_practical(pool: Pool, settings: DiversifedPractical) -> list[Part
         train, test = np.split(np.arange(len(pool.labels)), [pool.n_train])
         parts = []
         for samples, size in ((train, train_size(pool, settings)), (test, settings.test_size)):
-            most = int(size * settings.dominant + 0.5)
-            inside, outside = samples[dominant[samples]], samples[~dominant[samples]]
+            most, chosen = int(size * settings.dominant + 0.5), dominant[samples]
+            inside = draw_samples(samples[chosen], most, pool.rng)
             parts.append(
-                gather(
-                    [
-                        draw_samples(inside, most, pool.rng),
-                        draw_samples(outside, size - most, pool.rng),
-                    ]
-                )
+                gather([inside, draw_samples(samples[~chosen], size - most, pool.rng)])
             )
         silos.append((parts[0], parts[1]))
     return silos
@@ -108,15 +103,19 @@ def train_size(pool: Pool, settings: DiversifedPathological) -> int:
 
 def draw_silo(pool: Pool, settings: DiversifedPathological, proportions: Array) -> Parts:
     """Draw one silo's training and test samples in these class proportions."""
-    train = [
-        draw_samples(pool.train_of_class(label), count, pool.rng)
-        for label, count in enumerate(class_counts(proportions, train_size(pool, settings)))
-    ]
-    test = [
-        draw_samples(pool.test_of_class(label), count, pool.rng)
-        for label, count in enumerate(class_counts(proportions, settings.test_size))
-    ]
-    return gather(train), gather(test)
+    train, test = (
+        gather(
+            [
+                draw_samples(of_class(label), count, pool.rng)
+                for label, count in enumerate(class_counts(proportions, size))
+            ]
+        )
+        for of_class, size in (
+            (pool.train_of_class, train_size(pool, settings)),
+            (pool.test_of_class, settings.test_size),
+        )
+    )
+    return train, test
 
 
 def class_counts(proportions: Array, size: int) -> list[int]:
@@ -126,11 +125,9 @@ def class_counts(proportions: Array, size: int) -> list[int]:
     """
     counts = [0] * len(proportions)
     last = int(np.flatnonzero(proportions)[-1])
-    left = size
     for label in range(last):
-        counts[label] = min(int(size * proportions[label] + 0.5), left)
-        left -= counts[label]
-    counts[last] = left
+        counts[label] = min(int(size * proportions[label] + 0.5), size - sum(counts))
+    counts[last] = size - sum(counts)
     return counts
 
 

@@ -231,17 +231,14 @@ def labels_to_divide(dataset: Dataset, patients: list[Array] | None) -> tuple[Ar
 
 def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:
     """Copy one silo's samples out of the data set."""
+    unlabelled = dataset.unlabelled.get(indices.origin, dataset.schema.unlabelled)
     return SiloData(
-        train=take(dataset, indices.train),
-        val=take(dataset, indices.val),
-        test=take(dataset, indices.test),
-        classes=dataset.classes,
-        task=dataset.task,
-        vocabulary=dataset.vocabulary,
-        schema=replace(dataset.schema, unlabelled=dataset.unlabelled[indices.origin])
-        if dataset.unlabelled
-        else dataset.schema,
-        recipe=dataset.recipes.get(indices.origin, dataset.recipe),
+        *(take(dataset, rows) for rows in (indices.train, indices.val, indices.test)),
+        dataset.classes,
+        dataset.task,
+        dataset.vocabulary,
+        replace(dataset.schema, unlabelled=unlabelled),
+        dataset.recipes.get(indices.origin, dataset.recipe),
     )
 
 
