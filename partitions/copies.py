@@ -19,14 +19,13 @@ MOST_TEXTS, FEWEST_TEXTS = 1000, 10  # texts whose tokens are compared
 def sample_notes(data: SiloData) -> Iterator[str]:
     """Yield notes on equal samples in several parts or of several patients, by digest, and on texts without a common
     token. Of several inputs each is compared, without its missing samples."""
-    parts = (data.train, data.val, data.test)
-    sizes = [len(part) for part in parts]
+    sizes = [len(part) for part in data.splits]
     units = np.arange(sum(sizes))
     if data.train.patient is not None:
-        units = np.concatenate([part.units for part in parts if part.patient is not None])
+        units = np.concatenate([part.units for part in data.splits if part.patient is not None])
     in_test = np.arange(len(units)) >= sizes[0] + sizes[1]
     for name in inputs_of(data.train.x):
-        inputs = [inputs_of(part.x)[name] for part in parts if len(part)]
+        inputs = [inputs_of(part.x)[name] for part in data.splits if len(part)]
         x = inputs[0]
         kind = "text" if x.dtype == np.int32 else KINDS[x.ndim]
         if kind == "text" and share_no_token(x):

@@ -52,7 +52,7 @@ FORMS = (
 )
 
 
-def read_inputs(name: str, x: Array, vocabulary: int = 0) -> Any:
+def read_inputs(name: str, x: Array, vocabulary: int) -> Any:
     """Check the file's array of this name, and convert it to the stored form. Raises Fault.
 
     A mapped array becomes samples on disk (``stored.py``); a table is always in memory. ``vocabulary``: the number of
@@ -233,7 +233,7 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
         replace(
             split, x=reorder_columns(split.x, columns), y=relabel(split.y, numbers, data.task)
         )
-        for split in (data.train, data.val, data.test)
+        for split in data.splits
     )
     features = {feature.name: feature for feature in current.features}
     schema = replace(

@@ -29,7 +29,7 @@ from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.common.parsed import shorten
 from partitions.common.precision import merged_in_float32
-from partitions.splits import Array, Arrays
+from partitions.splits import SPLITS, Array, Arrays
 from partitions.stored import OnDisk, in_batches
 
 TASKS = ("multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation")
@@ -50,7 +50,7 @@ class Fault(DataError):
 
 def names_by_part(kind: str) -> dict[str, str]:
     """Return the names of a kind of arrays beside ``x, y``, or beside ``x_train`` and so on, each with its part."""
-    return {kind: "all", **{f"{kind}_{part}": part for part in ("train", "val", "test")}}
+    return {kind: "all", **{f"{kind}_{part}": part for part in SPLITS}}
 
 
 def keys_by_part(

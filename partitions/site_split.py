@@ -22,7 +22,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.patients import patient_digests
 from partitions.schemes.pool import Parts, share_of
-from partitions.splits import Array, SiloData, Split
+from partitions.splits import SPLITS, Array, SiloData, Split
 from partitions.stored import rows_in, sample_digests
 
 TEST_SHARE = 0.2  # of a file of ``x, y``
@@ -36,7 +36,7 @@ def divide_parts(splits: Mapping[str, Split]) -> dict[str, tuple[str, Array | No
     Raises DataError where there are too few different samples to be divided.
     """
     if "val" in splits:
-        return {name: (name, None) for name in ("train", "val", "test")}
+        return {name: (name, None) for name in SPLITS}
     if "all" not in splits:
         whole = splits["train"]
         train, val = lowest(digests_of(whole), np.arange(len(whole)), VAL_SHARE_OF_TRAIN)

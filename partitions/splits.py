@@ -17,6 +17,7 @@ from partitions.stored import OnDisk, concatenate, fits, in_memory, rows_in
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]  # by their names
 Shape = tuple[int, ...]
+SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class SiloData:
     recipe: str = ""
     cohort: str = ""
 
+    @property
+    def splits(self) -> tuple[Split, Split, Split]:
+        """The samples of each of :data:`SPLITS`."""
+        return self.train, self.val, self.test
+
     @cached_property
     def dtype(self) -> str:
         """The number format of the samples."""
@@ -104,7 +110,7 @@ class Dataset:
     train: Split
     test: Split
     classes: int
-    groups: dict[str, Array] | None = None
+    groups: Arrays | None = None
     task: str = "multiclass"
     own_test: bool = False
     vocabulary: int = 0
@@ -124,7 +130,7 @@ class Dataset:
         return np.concatenate([self.train.y, self.test.y])
 
 
-def input_shape(x: Any, vocabulary: int = 0) -> tuple[Any, ...]:
+def input_shape(x: Any, vocabulary: int) -> tuple[Any, ...]:
     """Return a sample's shape for models: (n, h, w, c) -> (c, h, w); (n, d) -> (d,).
 
     Tokens (n, t) -> ("tokens", t, vocabulary); several inputs: a pair of name and shape for each.
@@ -146,7 +152,7 @@ def is_table(x: Any) -> bool:
     return bool(x.ndim == 2 and x.dtype == np.float32)
 
 
-def tables_of(x: Any) -> dict[str, Array]:
+def tables_of(x: Any) -> Arrays:
     """Return the inputs that are tables, by name, in memory."""
     return {name: in_memory(part) for name, part in inputs_of(x).items() if is_table(part)}
 

@@ -22,9 +22,7 @@ def describe_units(path: Path) -> dict[str, Any]:
     Raises DataError with the first fault of the file.
     """
     data = read_silo_file(path)
-    digests = np.concatenate(
-        [sample_digests(split.x) for split in (data.train, data.val, data.test) if len(split)]
-    )
+    digests = np.concatenate([sample_digests(split.x) for split in data.splits if len(split)])
     patients = data.train.patient
     return {
         "cohort": data.cohort,

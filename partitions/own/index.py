@@ -22,7 +22,6 @@ from partitions.common.errors import UserError
 from partitions.labels import VOID, Fault
 from partitions.npz import read_arrays, write_npz
 from partitions.own.dataset import (
-    PARTS,
     OwnDataset,
     OwnFault,
     OwnPart,
@@ -31,9 +30,9 @@ from partitions.own.dataset import (
     resolve_name,
 )
 from partitions.recipes.cells import identifier
-from partitions.splits import Array, Arrays
+from partitions.splits import SPLITS, Array, Arrays
 
-DIGESTS = tuple(f"digest_{split}" for split in PARTS)
+DIGESTS = tuple(f"digest_{split}" for split in SPLITS)
 OWN_NAMES = ("dataset", "code", *DIGESTS)
 ENDING = ".index.npz"
 # A missing patient, as Python and pandas write it
