@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.names import Names, nearest
+from partitions.common.names import Names, nearest, words_in
 from partitions.inputs import GAP_NAMES
 from partitions.labels import Fault, single_value, values_seen
 from partitions.patients import PATIENT_NAMES, SUBGROUP_NAMES
 from partitions.recipes.pictures import read_any
 from partitions.schema import Feature, Schema, tidy
-from partitions.splits import Array, Arrays, tables_of
+from partitions.splits import SPLITS, Array, Arrays, tables_of
 from partitions.stored import OnDisk
 
 SEVERAL_LABELS = ("multilabel", "segmentation")  # tasks of which a hospital may lack labels
-SPLITS = ("train", "val", "test")
 LONGEST_COHORT = 100  # characters
 
 OWN_NAMES = {f"{kind}_{split}": (kind, split) for split in SPLITS for kind in ("x", "y")}
@@ -38,8 +37,8 @@ NAMED = re.compile(r"x_(?P<input>\w+)_(?P<split>train|val|test)")  # of several 
 UNSPLIT_NAMED = re.compile(r"x_(?P<input>\w+)")
 
 EXTRA_NAMES = (
-    *("task", "classes", "label_names", "feature_names", "feature_units", "feature_ranges"),
-    *("vocabulary", "recipe", "cohort", "unlabelled"),
+    *words_in("task classes label_names feature_names feature_units feature_ranges"),
+    *words_in("vocabulary recipe cohort unlabelled"),
     *PATIENT_NAMES,
     *SUBGROUP_NAMES,
     *GAP_NAMES,
@@ -148,12 +147,6 @@ def read_names(arrays: Arrays, key: str, count: int | None) -> Names:
                 "leave control characters out: names are shown on terminals",
             )
     return tuple(tidy(str(name)) for name in names)
-
-
-def read_label_names(arrays: Arrays, task: str, count: int) -> Names:
-    """Read the names of ``count`` labels, if the file has them; a time has none. Raises Fault."""
-    names = read_names(arrays, "label_names", count)
-    return () if task == "survival" else names
 
 
 def read_unlabelled(arrays: Arrays, task: str, labels: Names, ys: Mapping[str, Any]) -> Names:

@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,13 +44,14 @@ from partitions.array_names import (
     make_schema,
     read_cohort,
     read_features,
-    read_label_names,
+    read_names,
     read_stored_recipe,
     read_unlabelled,
     sort_names,
     written_schema,
 )
 from partitions.common.errors import DataError
+from partitions.common.names import words_in
 from partitions.copies import sample_notes
 from partitions.inputs import (
     check_same_form,
@@ -78,10 +80,11 @@ from partitions.patients import (
     read_patients,
     read_subgroups,
 )
-from partitions.schema import NO_SCHEMA, Schema, difference, find_moved
+from partitions.schema import Schema, difference, find_moved
 from partitions.schemes.pool import hold_out
 from partitions.site_split import TEST_SHARE, describe_division, divide_parts, select_rows
 from partitions.splits import (
+    SPLITS,
     Array,
     Arrays,
     Dataset,
@@ -112,9 +115,9 @@ class Contents:
     splits: dict[str, Split]
     classes: int
     task: str
-    vocabulary: int = 0
-    schema: Schema = NO_SCHEMA
-    recipe: str = ""
+    vocabulary: int
+    schema: Schema
+    recipe: str
     cohort: str = ""
     # Per split, of a table: which values are filled
     gaps: Arrays = field(default_factory=dict)
@@ -171,7 +174,7 @@ def read_silo_file(path: str | Path, task: str = "auto") -> SiloData:
     file.
     """
     data = map_silo_file(path, task)
-    train, val, test = load_splits(data.train, data.val, data.test)
+    train, val, test = load_splits(*data.splits)
     return replace(data, train=train, val=val, test=test)
 
 
@@ -195,17 +198,14 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
     path = Path(path)
     contents = read_contents(path, task)
     splits = contents.splits
-    if "all" in splits:
-        whole = splits["all"]
+    if whole := splits.get("all"):
         _, held = hold_out(np.unique(whole.units), TEST_SHARE, np.random.default_rng(seed))
         in_test = np.isin(whole.units, held)
         splits = {
             part: select_rows(whole, np.flatnonzero(rows))
             for part, rows in (("train", ~in_test), ("test", in_test))
         }
-    train = splits["train"]
-    if "val" in splits:
-        train = join_splits([train, splits["val"]])
+    train = join_splits([splits[part] for part in ("train", "val") if part in splits])
     train, test = load_splits(train, splits["test"])
     for array in (train.x, train.y, test.x, test.y):
         if isinstance(array, np.ndarray):
@@ -230,20 +230,18 @@ def write_silo_file(path: str | Path, data: SiloData, gaps: Arrays | None = None
     """
     arrays: dict[str, Array] = {f"gaps_{name}": flags for name, flags in (gaps or {}).items()}
     samples: dict[str, Iterator[Array]] = {}
-    for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
+    for name, split in zip(SPLITS, data.splits, strict=True):
         more, on_disk = written_part(f"_{name}", split, data.task)
         arrays |= more
         samples |= on_disk
-    if data.vocabulary:
-        arrays["vocabulary"] = np.array(data.vocabulary)
-    if data.cohort:
-        arrays["cohort"] = np.array(data.cohort)
-    if data.task != "multiclass":
-        arrays["task"] = np.array(data.task)
-    if data.task in (*ONE_CLASS, "segmentation"):
-        arrays["classes"] = np.array(data.classes)
-    if data.recipe:
-        arrays["recipe"] = np.array(data.recipe)
+    stated = {
+        "vocabulary": data.vocabulary,
+        "cohort": data.cohort,
+        "task": data.task if data.task != "multiclass" else "",
+        "classes": data.classes if data.task in (*ONE_CLASS, "segmentation") else 0,
+        "recipe": data.recipe,
+    }
+    arrays |= {key: np.array(value) for key, value in stated.items() if value}
     write_npz(Path(path), arrays | written_schema(data.schema), samples)
 
 
@@ -289,75 +287,66 @@ def read_contents(path: Path, task: str = "auto") -> Contents:
     return contents
 
 
+CHECKED = words_in("file names samples inputs labels patients cohort subgroups schema")
+
+
 def examine(path: Path, wanted: str = "auto") -> tuple[list[Check], Contents | None]:
     """Run all checks; the contents are None if one failed. ``wanted``: the task, where the file states none."""
-    checks: list[Check] = []
-    name = "file"
-
-    def passed(detail: str) -> None:
-        if detail:  # empty: the file has nothing of the kind
-            checks.append(Check(name, True, detail))
-
+    details, failed = list[Any](), list[Check]()
     try:
-        stored = arrays_at(path)
-        size = f", {path.stat().st_size / 1e6:.1f} MB" if path.exists() else ""
-        passed(f"{len(stored)} arrays{size}")
-        name = "names"
-        arrays = join_survival(stored)
-        named = sort_names(arrays)
-        vocabulary = vocabulary_size(arrays)
-        passed(", ".join(stored))
-        name = "samples"
-        check_samples(named)
-        raw = {split: y for (kind, split), y in named.items() if kind == "y"}
-        passed(", ".join(f"{k} {len(y)}" for k, y in raw.items()))
-        name = "inputs"
-        xs = {split: read_x(split, named, arrays, vocabulary) for split in raw}
-        check_same_form(xs)
-        first = next(iter(xs.values()))
-        features = read_features(arrays, count_columns(first))
-        check_ranges(features, xs)
-        gaps = read_gaps(arrays, xs)
-        columns = f" ({', '.join(f.name for f in features)})" if features else ""
-        passed(describe_inputs(first) + columns)
-        name = "labels"
-        survival = arrays.keys() != stored.keys()
-        task, ys = read_targets(raw, xs, arrays, wanted, survival=survival)
-        classes = read_count(task, arrays, ys)
-        labels = read_label_names(arrays, task, classes)
-        passed(describe_labels(task, ys, classes))
-        name = "patients"
-        patients = read_patients(arrays, ys)
-        passed(describe_patients(patients))
-        name = "cohort"
-        cohort = read_cohort(arrays)
-        passed(cohort)
-        name = "subgroups"
-        groups = read_subgroups(arrays, ys)
-        passed(describe_subgroups(groups))
-        name = "schema"
-        recipe = read_stored_recipe(arrays, features)
-        lacking = read_unlabelled(arrays, task, labels, ys)
-        schema = make_schema(features, labels, dtype_of(first), recipe, lacking)
-        passed(str(schema))
+        for detail in check_contents(path, wanted):
+            details.append(detail)
+        contents = details.pop()
     except Fault as fault:
-        checks.append(Check(name, False, fault.detail, fault.fix))
-        return checks, None
-    splits = {k: Split(x, ys[k], patients.get(k), groups.get(k)) for k, x in xs.items()}
-    return checks, Contents(splits, classes, task, vocabulary, schema, recipe, cohort, gaps)
+        contents = None
+        failed = [Check(CHECKED[len(details)], False, fault.detail, fault.fix)]
+    passed = [
+        Check(name, True, text) for name, text in zip(CHECKED, details, strict=False) if text
+    ]
+    return passed + failed, contents
 
 
-def read_targets(
-    raw: Arrays, xs: Arrays, arrays: Arrays, wanted: str, *, survival: bool
-) -> tuple[str, dict[str, Array]]:
-    """Return the task, and the labels of each split. Raises Fault."""
+def check_contents(path: Path, wanted: str) -> Iterator[str | Contents]:
+    """Yield what each of :data:`CHECKED` is, "" for none, and then the contents. Raises Fault."""
+    stored = arrays_at(path)
+    size = f", {path.stat().st_size / 1e6:.1f} MB" if path.exists() else ""
+    yield f"{len(stored)} arrays{size}"
+    arrays = join_survival(stored)
+    named = sort_names(arrays)
+    vocabulary = vocabulary_size(arrays)
+    yield ", ".join(stored)
+    check_samples(named)
+    raw = {split: y for (kind, split), y in named.items() if kind == "y"}
+    yield ", ".join(f"{k} {len(y)}" for k, y in raw.items())
+    xs = {split: read_x(split, named, arrays, vocabulary) for split in raw}
+    check_same_form(xs)
+    first = next(iter(xs.values()))
+    features = read_features(arrays, count_columns(first))
+    check_ranges(features, xs)
+    gaps = read_gaps(arrays, xs)
+    columns = f" ({', '.join(f.name for f in features)})" if features else ""
+    yield describe_inputs(first) + columns
     task = stated_task(arrays, wanted)
     if task == "auto":
-        task = find_task(raw, xs, survival=survival)
-    return task, {
-        part: read_labels(task, array_name(part, "y", arrays), y, xs[part])
-        for part, y in raw.items()
-    }
+        task = find_task(raw, xs, survival=arrays.keys() != stored.keys())
+    names = {part: array_name(part, "y", arrays) for part in raw}
+    ys = {part: read_labels(task, names[part], y, xs[part]) for part, y in raw.items()}
+    classes = read_count(task, arrays, ys)
+    labels = read_names(arrays, "label_names", classes)
+    labels = labels if task != "survival" else ()  # a time has none
+    yield describe_labels(task, ys, classes)
+    patients = read_patients(arrays, ys)
+    yield describe_patients(patients)
+    cohort = read_cohort(arrays)
+    yield cohort
+    groups = read_subgroups(arrays, ys)
+    yield describe_subgroups(groups)
+    recipe = read_stored_recipe(arrays, features)
+    lacking = read_unlabelled(arrays, task, labels, ys)
+    schema = make_schema(features, labels, dtype_of(first), recipe, lacking)
+    yield str(schema)
+    splits = {k: Split(x, ys[k], patients.get(k), groups.get(k)) for k, x in xs.items()}
+    yield Contents(splits, classes, task, vocabulary, schema, recipe, cohort, gaps)
 
 
 def read_x(
