@@ -21,14 +21,14 @@ class Pool:
     """
 
     dataset: str
-    labels: Array
-    n_train: int
     classes: int
     silos: int
     rng: np.random.Generator
-    groups: Arrays | None = None
+    labels: Array
+    n_train: int
+    groups: Arrays | None
     # Whether groups keep the data set's own division into train and test
-    own_test: bool = False
+    own_test: bool
 
     def of_class(self, label: int) -> Array:
         """Return the indices of all samples of a class, shuffled."""

@@ -18,7 +18,7 @@ from partitions.labels import ONE_CLASS
 from partitions.patients import most_frequent, rows_of_patients
 from partitions.schemes import apple, diversifed, fedala, fedapm, player
 from partitions.schemes.pool import Parts, Pool, gather, hold_out, iid
-from partitions.splits import Array, Dataset, SiloData, take
+from partitions.splits import Array, Arrays, Dataset, SiloData, take
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SiloIndices:
     train: Array
     val: Array
     test: Array
-    origin: str = ""
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,8 @@ def partition(
     entry = PARTITIONS[name]
     check_fits(dataset, name)
     patients = rows_of_patients(dataset)
-    labels, n_train = labels_to_divide(dataset, patients)
-    groups, rng = group_units(dataset, patients), np.random.default_rng(seed)
-    pool = Pool(
-        dataset.name, labels, n_train, dataset.classes, silos, rng, groups, dataset.own_test
-    )
+    units, rng = units_of(dataset, patients), np.random.default_rng(seed)
+    pool = Pool(dataset.name, dataset.classes, silos, rng, *units, dataset.own_test)
     parts = entry.procedure(pool, entry.settings() if settings is None else settings)
     origins = list(dataset.groups) if name == "natural" and dataset.groups else [""] * silos
     share = entry.validation if validation == -1.0 else validation
@@ -182,16 +179,6 @@ def partition(
             )
         result.append(SiloIndices(silo_name(i), train, val, test, origins[i]))
     return result
-
-
-def group_units(dataset: Dataset, patients: list[Array] | None) -> dict[str, Array] | None:
-    """Return the data set's own silos, with the sample indices of each or, in a division by patient, the patients'."""
-    if dataset.groups is None or patients is None:
-        return dataset.groups
-    unit = np.empty(len(dataset.train) + len(dataset.test), np.int64)
-    for i, rows in enumerate(patients):
-        unit[rows] = i
-    return {name: np.unique(unit[rows]) for name, rows in dataset.groups.items()}
 
 
 def check_fits(dataset: Dataset, name: str) -> None:
@@ -215,25 +202,34 @@ def check_fits(dataset: Dataset, name: str) -> None:
         )
 
 
-def labels_to_divide(dataset: Dataset, patients: list[Array] | None) -> tuple[Array, int]:
-    """Return the class of each sample or patient, int64 (n,), 0 without classes; and the number for training."""
-    labels = (
-        dataset.labels
-        if dataset.task in ONE_CLASS
-        else np.zeros(len(dataset.train) + len(dataset.test), np.int64)
-    )
+def units_of(
+    dataset: Dataset, patients: list[Array] | None
+) -> tuple[Array, int, Arrays | None]:
+    """Return the class of each sample or patient, int64 (n,), 0 without classes; the number for training; own silos.
+
+    Of the latter each has the indices of its samples or, in a division by patient, of its patients.
+    """
+    n_train, groups = len(dataset.train), dataset.groups
+    labels = np.zeros(n_train + len(dataset.test), np.int64)
+    if dataset.task in ONE_CLASS:
+        labels = dataset.labels
     if patients is None:
-        return labels, len(dataset.train)
-    return most_frequent(labels, patients), sum(
-        int(rows[0]) < len(dataset.train) for rows in patients
-    )
+        return labels, n_train, groups
+    unit = np.empty(len(labels), np.int64)
+    for i, rows in enumerate(patients):
+        unit[rows] = i
+    groups = groups and {name: np.unique(unit[rows]) for name, rows in groups.items()}
+    first = sum(int(rows[0]) < n_train for rows in patients)
+    return most_frequent(labels, patients), first, groups
 
 
 def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:
     """Copy one silo's samples out of the data set."""
     unlabelled = dataset.unlabelled.get(indices.origin, dataset.schema.unlabelled)
     return SiloData(
-        *(take(dataset, rows) for rows in (indices.train, indices.val, indices.test)),
+        take(dataset, indices.train),
+        take(dataset, indices.val),
+        take(dataset, indices.test),
         dataset.classes,
         dataset.task,
         dataset.vocabulary,
