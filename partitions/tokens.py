@@ -42,19 +42,6 @@ UNSPACED = re.compile(
     "\uff01-\uff9f\U00020000-\U0002fa1f]"
 )
 LONGEST_WORD = 100  # characters; for BERT a longer word is unknown
-SPACED = (  # what torchtext's basic_english replaces, in its order
-    ("'", " ' "),
-    ('"', ""),
-    (".", " . "),
-    ("<br />", " "),
-    (",", " , "),
-    ("(", " ( "),
-    (")", " ) "),
-    ("!", " ! "),
-    ("?", " ? "),
-    (";", " "),
-    (":", " "),
-)
 
 
 def basic_english(text: str) -> list[str]:
@@ -62,10 +49,8 @@ def basic_english(text: str) -> list[str]:
 
     Quotation marks, colons, semicolons and ``<br />`` become blanks or are removed.
     """
-    text = text.lower()
-    for mark, spaced in SPACED:
-        text = text.replace(mark, spaced)
-    return text.split()
+    spaced = re.sub(r"['.,()!?]", r" \g<0> ", text.lower().replace('"', ""))
+    return re.sub("<br />|[;:]", " ", spaced).split()
 
 
 def split_words(text: str, known: Container[str] = ()) -> Iterator[str]:

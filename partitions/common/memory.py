@@ -92,20 +92,17 @@ def bounds(root: Path) -> Iterator[tuple[int, int]]:
 
 def groups(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's memory groups, each with the groups around it."""
-    tops = {
-        root / "sys/fs/cgroup": "",
-        root / "sys/fs/cgroup/unified": "",
-        root / "sys/fs/cgroup/memory": "",
-    }
+    second, unified, memory = (
+        root / f"sys/fs/cgroup{end}" for end in ("", "/unified", "/memory")
+    )
+    tops = dict.fromkeys((second, unified, memory), "")
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, kinds, path = line.split(":", 2)
             if kinds == "":
-                tops |= dict.fromkeys(
-                    [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"], path
-                )
+                tops[second] = tops[unified] = path
             elif "memory" in kinds.split(","):
-                tops[root / "sys/fs/cgroup/memory"] = path
+                tops[memory] = path
     for top, path in tops.items():
         # In a container without a namespace of its own, the path is the host's: only the top is there.
         inner = top / path.strip("/")

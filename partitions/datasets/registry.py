@@ -319,11 +319,11 @@ def load_dataset(name: str, data_dir: str = "", task: str = "auto") -> Dataset:
     if {task, dataset.task} <= set(ONE_CLASS):
         return replace(dataset, task=task)
     if (task, dataset.task) == ("multiclass", "multilabel"):
-        splits = (
+        train, test = (
             Split(s.x, (s.y == 1).any(axis=1).astype(np.int64))
             for s in (dataset.train, dataset.test)
         )
-        return Dataset(name, *splits, 2, dataset.groups)
+        return Dataset(name, train, test, 2, dataset.groups)
     raise DataError(
         f"task = {task}: the labels of {name} are for {dataset.task}; leave task = auto"
     )
@@ -358,9 +358,10 @@ def read_descriptions() -> Iterator[tuple[str, Description]]:
             if sides == 3 and size > 64:
                 continue
             shape = "x".join([str(size)] * sides)
-            kind = classes, "medmnist:load_medmnist", *(task or ["multiclass"])
+            kind = "medmnist:load_medmnist", task[0] if task else "multiclass"
             name = flag if size == SIZES[0] else f"{flag}-{size}"
-            yield name, Description(f"{title}, {shape}", *kind, ("medmnist", "MedMNIST"))
+            folders = ("medmnist", "MedMNIST")
+            yield name, Description(f"{title}, {shape}", classes, *kind, folders)
 
 
 DATASETS = dict(read_descriptions())
