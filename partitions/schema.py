@@ -30,7 +30,7 @@ import yaml
 from pydantic import Strict, model_validator
 
 from partitions.common.errors import DataError
-from partitions.common.names import Names, composed, is_formula
+from partitions.common.names import Names, composed, is_formula, words_in
 from partitions.common.parsed import Frozen, parse_content, parse_json, parse_toml, read_text
 from partitions.common.plain_yaml import load_yaml
 
@@ -39,10 +39,7 @@ LONGEST_SCHEMA = 1 << 20  # characters of a schema in its canonical form
 SHOWN = 2  # names that a message quotes
 MEND_SCHEMA = "a schema has features, labels, dtype, inputs and table (docs/inputs.md)"
 # Settings with which inputs were made (`recipes/pictures.py`, `recipes/recipe.py`)
-SETTINGS = (
-    *("window", "spacing", "orientation", "size", "slices"),
-    *("rate", "channels", "units", "tokens"),
-)
+SETTINGS = words_in("window spacing orientation size slices rate channels units tokens")
 
 
 @dataclass(frozen=True)

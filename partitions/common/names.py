@@ -98,6 +98,11 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f" (did you mean '{match[0]}'?)" if match else ""
 
 
+def words_in(text: str) -> list[str]:
+    """Return the words of a text, which lists constants."""
+    return text.split()
+
+
 def split_names(text: object) -> list[str]:
     """Return the names in a text with commas."""
     return [name for name in map(str.strip, str(text).split(",")) if name]

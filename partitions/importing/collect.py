@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from partitions.array_names import SPLITS, make_schema
+from partitions.array_names import make_schema
 from partitions.common.errors import DataError
 from partitions.common.names import Names
 from partitions.importing.division import (
@@ -47,7 +47,7 @@ from partitions.recipes.recipe import Recipe
 from partitions.recipes.values import table_notes
 from partitions.schema import few, tidy
 from partitions.site_split import select_rows
-from partitions.splits import Array, Arrays, Shape, SiloData, Split
+from partitions.splits import SPLITS, Array, Arrays, Shape, SiloData, Split
 from partitions.stored import together
 from partitions.tokens import Hashed, encode, parse_vocabulary
 
@@ -118,13 +118,11 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     groups = np.array([sample.subgroup for sample in samples]) if options.subgroup else None
     check_names(sample.subgroup for sample in samples)
     whole = Split(x, answers.y, patients if named else None, groups)
-    parts = (select_rows(whole, rows) for rows in order.values())
-    labels, unlabelled = (
-        tuple(map(tidy, each)) for each in (answers.names, options.unlabelled)
-    )
-    schema = make_schema(used.features, labels, unlabelled=unlabelled)
+    train, val, test = (select_rows(whole, rows) for rows in order.values())
+    labels, lacking = (tuple(map(tidy, each)) for each in (answers.names, options.unlabelled))
+    schema = make_schema(used.features, labels, unlabelled=lacking)
     about = answers.outputs, task, vocabulary, schema, used.as_json, options.cohort
-    data = SiloData(*parts, *about)
+    data = SiloData(train, val, test, *about)
     return Collected(data, answers.names, tuple(notes), used, gaps)
 
 

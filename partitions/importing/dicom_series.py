@@ -147,9 +147,10 @@ def answers_of(
         with options.problems.collect():
             label = options.survival or options.label
             return join_labels(table, identities, label, options.take)
-    folders = [study.folder for study in studies]
-    answers = [((name,) if labelled else (), split, "") for split, name in folders]
-    return Joined([*answers], (), [], by="folder", patient="")
+    answers: list[Answer | None] = [
+        ((name,) * labelled, split, "") for split, name in (study.folder for study in studies)
+    ]
+    return Joined(answers, (), [], by="folder", patient="")
 
 
 def _samples(
@@ -187,14 +188,12 @@ def with_series(
     """
     if not studies:
         raise DataError(f"{source}: none of its files holds a DICOM picture")
-    wanted = [f"like {reading.series!r}"] if reading.series or not reading.outlines else []
+    requested = f"like {reading.series!r}" if reading.series or not reading.outlines else ""
     if reading.outlines:
-        wanted.append("with a SEG or RTSTRUCT object")
+        requested = f"{requested} with a SEG or RTSTRUCT object".strip()
         for study in studies:
-            study.series = {
-                key: slices for key, slices in study.series.items() if key in outlines
-            }
-    requested, kept = " ".join(wanted), [study for study in studies if study.series]
+            study.series = {k: slices for k, slices in study.series.items() if k in outlines}
+    kept = [study for study in studies if study.series]
     if not kept:
         raise DataError(f"{source}: no study has a series {requested}")
     if lost := len(studies) - len(kept):
@@ -206,14 +205,12 @@ def find_outlines(
     placed: Placed, others: dict[int, str], options: ImportOptions
 ) -> dict[str, list[int]]:
     """Return which of the ``others`` outline a series, by its pseudonym; they are others no more."""
-    outlines: dict[str, list[int]] = {}
+    outlines = defaultdict[str, list[int]](list)
     for number in list(others):
         where, file = placed[number]
-        if not is_dicom(file):
-            continue
         with options.faults.collect(), redacted_errors(where, "DICOM"):
-            for series in referenced_series(file):
-                outlines.setdefault(series, []).append(number)
+            for series in referenced_series(file) if is_dicom(file) else ():
+                outlines[series].append(number)
                 others.pop(number, None)
     return outlines
 
@@ -296,6 +293,6 @@ def header_of(source: Path, path: Path, where: str) -> Header | str:
 
 def _folder(folders: Names) -> tuple[str, str]:
     """Return split and class of a file below these folders."""
-    if len(folders) > 1 and folders[0].lower() in SPLIT_NAMES:
-        return SPLIT_NAMES[folders[0].lower()], folders[1]
-    return "", folders[0] if folders else ""
+    first, second = (*folders, "", "")[:2]
+    split = SPLIT_NAMES.get(first.lower(), "") if second else ""
+    return split, second if split else first

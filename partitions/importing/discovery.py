@@ -107,13 +107,13 @@ def find_others(
     of_classes = by_folder and bool(folders) and folders <= {*recipe.classes}
     if holds_dicom(source):
         outlined = labelled and bool(recipe.reading.outlines)
-        pictures = recipe.pictures.model_copy(
-            update={"outlines": recipe.reading.outlines * outlined}
-        )
-        plain = replace(options, pictures=recipe.model_copy(update={"pictures": pictures}))
-        classes = recipe.classes if of_classes else ()
+        changed = {"outlines": recipe.reading.outlines * outlined}
+        pictures = {"pictures": recipe.pictures.model_copy(update=changed)}
+        plain = replace(options, pictures=recipe.model_copy(update=pictures))
         labelled = bool(table) or of_classes
-        listing = find_studies(source, table, classes, plain, labelled=labelled)
+        listing = find_studies(
+            source, table, recipe.classes * of_classes, plain, labelled=labelled
+        )
         return replace(listing, labelled=listing.labelled and (labelled or outlined))
     if of_classes:
         rows = list(folder_rows(source, options.take.patient))
@@ -193,8 +193,9 @@ def within(listing: Listing, source: Path, table: Path) -> Listing:
     check_inside(source, listed, LISTED_OUT)
     if not listed:
         return listing
-    below = [inner for _, path in listed if path.is_dir() for inner in files_below(path)]
-    taken = [table, *below, *(path for _, path in listed)]
+    taken = [table]
+    for _, path in listed:
+        taken += [path, *(files_below(path) if path.is_dir() else ())]
     return replace(listing, notes=(*listing.notes, *passed_over(source, taken, named=False)))
 
 
@@ -271,18 +272,12 @@ def class_folders(source: Path) -> list[tuple[str, Path]]:
     """Return folders that may be classes, each with its split, "" without folders train, val and test."""
 
     def below(folder: Path) -> list[Path]:
-        paths = (path for path in folder.iterdir() if not path.name.startswith("."))
-        return sorted(filter(Path.is_dir, paths))
+        return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
-    folders = below(source)
-    splits = [SPLIT_NAMES.get(folder.name.lower(), "") for folder in folders]
-    if not all(splits):
-        return [("", folder) for folder in folders]
-    return [
-        (split, path)
-        for split, folder in zip(splits, folders, strict=True)
-        for path in below(folder)
-    ]
+    splits = {folder: SPLIT_NAMES.get(folder.name.lower(), "") for folder in below(source)}
+    if not all(splits.values()):
+        return [("", folder) for folder in splits]
+    return [(split, path) for folder, split in splits.items() for path in below(folder)]
 
 
 def folder_rows(source: Path, patient: str | None) -> Iterator[SampleSource]:

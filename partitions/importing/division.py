@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partitions.array_names import SPLITS
 from partitions.common.errors import DataError
 from partitions.common.names import Names
 from partitions.importing.readers.reader import Samples
@@ -16,11 +15,11 @@ from partitions.importing.targets import Answers
 from partitions.labels import ONE_CLASS
 from partitions.recipes.draft import FEWEST
 from partitions.recipes.recipe import Recipe
-from partitions.recipes.values import label_remarks
+from partitions.recipes.values import far_values
 from partitions.schema import few
 from partitions.schemes.pool import share_of
 from partitions.site_split import TEST_SHARE, VAL_SHARE, VAL_SHARE_OF_TRAIN
-from partitions.splits import Array
+from partitions.splits import SPLITS, Array
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -74,8 +73,11 @@ def label_notes(task: str, answers: Answers, patients: Array, places: Array) -> 
     yield from missing_notes(
         answers.present, answers.names or ("events",) * (task == "survival"), places
     )
-    if task in ("regression", "survival"):
-        yield from label_remarks(answers.names or ("time",), answers.y)
+    measured = answers.y.T.astype(float) if task in ("regression", "survival") else ()
+    for name, column in zip(answers.names or ("time",), measured, strict=False):
+        for row, remark in far_values(column):
+            many = remark.format(f"{column[row]:g}")
+            yield f"{name}: {many}: if that means unknown, drop such rows"
     if task not in ONE_CLASS:
         return
     counts = np.bincount(answers.y, minlength=len(answers.names))

@@ -7,7 +7,6 @@ Messages name a file by its number among all paths in order, where paths may con
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,17 +17,16 @@ from typing import TypeVar
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.common.names import Names
+from partitions.common.names import Names, words_in
 from partitions.importing.readers.reader import Unavailable
 
 MOST_NAMED = 3  # files in a message
 LINK_OUT = "is a link that leads out of the folder: copy what it points to into its place, or take it out"
 SYSTEM = ("thumbs.db", "desktop.ini", "__macosx")  # files and folders that systems make
 # Beside scans, where any other text after a point may be a name's
-ENDINGS = re.findall(
-    r"\S+",
+ENDINGS = words_in(
     ".bmp .csv .db .dll .doc .docx .exe .gif .gz .htm .html .inf .ini .jar .jpeg .jpg .js .json .log .md .nii .pdf "
-    ".png .tif .tiff .txt .xls .xlsx .xml .zip",
+    ".png .tif .tiff .txt .xls .xlsx .xml .zip"
 )
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -140,7 +138,7 @@ def list_kinds(kinds: Counter[str]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
-def passed_over(source: Path, taken: Collection[Path | None], *, named: bool = True) -> Names:
+def passed_over(source: Path, taken: Collection[Path | None], *, named: bool) -> Names:
     """Return the note on files below a folder that are not ``taken``, and on links."""
     files = list(files_below(source))
     others = set(files).difference(taken)

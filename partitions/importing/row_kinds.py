@@ -14,7 +14,7 @@ from partitions.common.errors import DataError
 from partitions.common.names import Names
 from partitions.recipes.cells import GAPS
 from partitions.recipes.lines import Cells, Lines
-from partitions.splits import Array
+from partitions.splits import Array, Arrays
 
 INSTRUMENT = "redcap_repeat_instrument"
 LEAST_SHARE = 0.05  # of the lines that are of a kind
@@ -65,7 +65,7 @@ def mixed(patients: Cells, base: Array, more: Array) -> bool:
     return 0 < several <= 2 * int((both[0] & both[1]).sum())
 
 
-def how_to_join(lines: Lines, known: dict[str, Array], base: Array, patient: str) -> str:
+def how_to_join(lines: Lines, known: Arrays, base: Array, patient: str) -> str:
     """Return how to join lines of two kinds by patient, with pandas. ``base``: lines of the first kind."""
     key = patient if patient in lines.columns else lines.header[0]
     dropped = [name for name, cells in known.items() if not (cells & base).any()]

@@ -115,21 +115,27 @@ def import_source(
         faults=Faults(options.faults.skip),
         problems=Problems(options.problems.errors),
     )
-    for fault in path_faults(source, out, options.overwrite):
-        options.problems.add(fault)
+    problems = options.problems
+    if out.suffix != ".npz":
+        problems.add(f"{out} does not end in .npz")
+    if out.exists() and not options.overwrite:
+        problems.add(
+            f"{out} is there already, and with it who is for testing; name another file, or say --overwrite"
+        )
     if not source.exists():
-        options.problems.refuse(source)
+        problems.add(f"there is no {source}; name a folder of pictures or a csv file")
+        problems.refuse(source)
     with reading(source):
-        with options.problems.complete(source):
+        with problems.complete(source):
             listing = find_rows(source, options)
-        if options.problems.errors and not listing.labelled:
+        if problems.errors and not listing.labelled:
             if not options.faults.skip:
                 probed(listing, "", options)
-            options.problems.refuse(source)
+            problems.refuse(source)
         recipe = options.recipe or options.pictures
         people = len(np.unique(number_patients(listing.rows)))
         if recipe and (not listing.labelled or people < FEWEST_DIVIDED):
-            options.problems.refuse(source)
+            problems.refuse(source)
             if options.unlabelled:
                 raise DataError(
                     f"{source}: --unlabelled is of samples to train on, and these are for prediction"
@@ -219,19 +225,6 @@ def with_recipe(options: ImportOptions) -> ImportOptions:
         return replaced
     survival = (recipe.label[0], recipe.label[1]) if recipe.task == "survival" else None
     return replace(replaced, label=recipe.label or None, survival=survival)
-
-
-def path_faults(source: Path, out: Path, overwrite: bool) -> Iterator[str]:
-    """Yield what is wrong where the source is missing, or the output file exists already."""
-    if out.suffix != ".npz":
-        yield f"{out} does not end in .npz"
-    if out.exists() and not overwrite:
-        yield (
-            f"{out} is there already, and with it who is for testing; "
-            "name another file, or say --overwrite"
-        )
-    if not source.exists():
-        yield f"there is no {source}; name a folder of pictures or a csv file"
 
 
 def summary(data: SiloData) -> str:

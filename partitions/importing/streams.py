@@ -81,14 +81,14 @@ def probe_all(
         return info
 
     probed = faults.good(samples, look, "looking")
-    return [with_patient(sample, info) for sample, info in probed], [info for _, info in probed]
-
-
-def with_patient(sample: SampleSource, info: ImageInfo) -> SampleSource:
-    """Return a sample with the patient that its header names, where the source names none."""
-    if sample.patient and sample.spelling:
-        return sample
-    return replace(sample, patient=sample.patient or info.patient, spelling=info.spelling)
+    # With the patient that the header names, where the source names none
+    rows = [
+        sample
+        if sample.patient and sample.spelling
+        else replace(sample, patient=sample.patient or info.patient, spelling=info.spelling)
+        for sample, info in probed
+    ]
+    return rows, [info for _, info in probed]
 
 
 def common_form(samples: Samples, infos: Sequence[ImageInfo]) -> tuple[Shape, str]:
@@ -152,16 +152,12 @@ def unlike(info: ImageInfo, recipe: PictureRecipe) -> Iterator[str]:
             yield f"it has {info.height} steps, where the recipe has {steps}"
         return
     *depth, height, width, channels = recipe.pictures.shape
+    deep = recipe.pictures.dtype == "float32"
     if info.channels > channels:
         yield "it is in colour, where the recipe has grey"
-    if info.deep and recipe.pictures.dtype == "uint8":
+    if info.deep and not deep:
         yield "it has more than 8 bits, where the recipe has 8"
-    if (
-        not info.deep
-        and recipe.pictures.dtype == "float32"
-        and info.acquired.format == "picture"
-        and channels == 1
-    ):
+    if deep and not info.deep and info.acquired.format == "picture" and channels == 1:
         yield "it has 8 bits, where the recipe has more"
     if (info.height, info.width) != (height, width) and not depth:
         yield f"it is {info.width} x {info.height}, where the recipe has {width} x {height}"
@@ -185,10 +181,8 @@ def draft_pictures(
 def count_notes(infos: Sequence[ImageInfo]) -> list[str]:
     """Return the notes for the hospital, each with its number of pictures."""
     what = SIGNALS if any(info.rate for info in infos) else KIND
-    return [
-        f"{count} of {len(infos)} {what} {note}"
-        for note, count in Counter(n for f in infos for n in f.notes).items()
-    ]
+    counts = Counter(note for info in infos for note in info.notes)
+    return [f"{count} of {len(infos)} {what} {note}" for note, count in counts.items()]
 
 
 def open_pictures(

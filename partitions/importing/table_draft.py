@@ -6,23 +6,25 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from partitions.common.errors import DataError, Problems
-from partitions.common.names import Names
+from partitions.common.names import Names, unknown_name
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.row_kinds import check_row_kinds
-from partitions.importing.table_labels import feature_columns, label_columns, list_columns
+from partitions.importing.table_labels import label_columns, list_columns
 from partitions.importing.tables import FALLBACK, UTF8, read_lines
 from partitions.recipes.cells import GAPS, is_number
 from partitions.recipes.draft import draft_column, draft_columns, find_gaps
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.people import (
+    BIRTH,
+    BORN,
     MOST_TRIED,
     check_identifiers,
     divided_patients,
     left_out,
-    names_birth,
     names_people,
     patient_column,
     unknown_column,
+    words_of,
 )
 from partitions.recipes.pipeline import LONGEST_SHOWN
 from partitions.recipes.recipe import NO_TEXT, OPEN, Column, FileFormat, Recipe, TextInput
@@ -87,8 +89,9 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, Names, P
 
 def birth_notes(columns: Sequence[Column]) -> Iterator[str]:
     """Yield a note on each birth date among the inputs."""
-    for name in [column.origin for column in columns if column.kind == "date"]:
-        if names_birth(name):
+    for name in (column.origin for column in columns if column.kind == "date"):
+        words = words_of(name)
+        if not {*BORN}.isdisjoint(words) or any(stem in w for stem in BIRTH for w in words):
             yield (
                 f"{name} is a birth date, which tells people apart: take the age instead, as a column of the csv, or "
                 f'by since = "{name}" under another date in the recipe, with kind = "skip" here'
@@ -123,28 +126,21 @@ def draft_roles(lines: Lines, options: ImportOptions, problems: Problems) -> tup
 
 
 def check_lines(lines: Lines, labels: Names, patient: str, problems: Problems) -> Names:
-    """Return a note on rows of two kinds; ``problems`` gets lines without a label."""
+    """Return a note on rows of two kinds; ``problems`` gets the first line without a label, of each label."""
     with problems.collect():
         kinds = check_row_kinds(lines, patient)
+        mend = kinds[0] if kinds else "fill it, or delete the line (a total below the table?)"
         for name in labels:
-            with problems.collect():
-                check_labelled(lines, name, name if len(labels) > 1 else "label", *kinds)
+            cells = lines.columns[name]
+            missing = [cell for cell in cells.texts if cell.casefold() in GAPS]
+            if count := cells.count_in(missing):
+                what = name if len(labels) > 1 else "label"
+                others = f" (lines without one: {count})" * (count > 1)
+                problems.add(
+                    f"{lines.where(cells.first_of(missing))} has no {what}; {mend}{others}"
+                )
         return kinds
     return ()
-
-
-def check_labelled(
-    lines: Lines,
-    column: str,
-    what: str,
-    mend: str = "fill it, or delete the line (a total below the table?)",
-) -> None:
-    """Raise DataError where lines have no label in a column, with the first one's place."""
-    cells = lines.columns[column]
-    missing = [cell for cell in cells.texts if cell.casefold() in GAPS]
-    if count := cells.count_in(missing):
-        others = f" (lines without one: {count})" if count > 1 else ""
-        raise DataError(f"{lines.where(cells.first_of(missing))} has no {what}; {mend}{others}")
 
 
 def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOptions) -> Recipe:
@@ -189,13 +185,18 @@ def chosen_columns(
     path, header = lines.path, lines.header
     roles = (*labels, "split", take.text, patient)
     likely = left_out(lines, (n for n in header if n not in (*roles, *take.columns)))
-    others = filter(None, (*labels, "split", "patient", take.text, patient, *likely))
-    features = feature_columns(path, header, dict.fromkeys(others), take.columns)
+    others = [*filter(None, (*labels, "split", "patient", take.text, patient, *likely))]
+    free = [name for name in header if name not in others]
+    for name in take.columns:
+        if name not in free:
+            besides = ", ".join(dict.fromkeys(others))
+            raise unknown_name(f"column of {path} besides {besides}:", name, free)
+    features = list(dict.fromkeys(take.columns)) or free
     notes: Names = ()
     for why in dict.fromkeys(likely.values()):
         left = [name for name in likely if likely[name] == why and name != "patient"]
-        takes = " (--columns takes what is named)" if "patient" not in why else ""
-        notes += (f"left out: {', '.join(left)}, as {why}{takes}",) if left else ()
+        takes = " (--columns takes what is named)" * ("patient" not in why)
+        notes += (f"left out: {', '.join(left)}, as {why}{takes}",) * bool(left)
     if not take.text or take.columns:
         if features:
             return features, notes

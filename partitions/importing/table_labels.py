@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from partitions.common.errors import DataError
-from partitions.common.names import Names, unknown_name
+from partitions.common.names import Names
 from partitions.common.sizes import MOST_LINE
 from partitions.recipes.cells import GAPS, MINUS, is_number
 from partitions.recipes.lines import Line
@@ -45,17 +45,6 @@ def label_columns(path: Path, header: list[str], label: Label, usual: Names) -> 
     return columns
 
 
-def feature_columns(
-    path: Path, header: list[str], others: Collection[str], chosen: Sequence[str]
-) -> list[str]:
-    """Return the columns of numbers: the ``chosen`` ones, or else all except the ``others``."""
-    free = [name for name in header if name not in others]
-    for name in chosen:
-        if name not in free:
-            raise unknown_name(f"column of {path} besides {', '.join(others)}:", name, free)
-    return list(dict.fromkeys(chosen)) or free
-
-
 def list_columns(header: Sequence[str]) -> str:
     """Return the columns of a csv as text for a message; a first line that may be a patient's row is not shown."""
     if is_row(header):
@@ -87,7 +76,7 @@ def with_point(where: str, name: str, cell: str, decimal: str) -> str:
 
 
 def line_labels(
-    line: Line, columns: Names, decimal: str = ".", numbers: Mapping[str, Column] = NO_NUMBERS
+    line: Line, columns: Names, decimal: str, numbers: Mapping[str, Column] = NO_NUMBERS
 ) -> Names:
     """Return a line's labels, with a point in numbers for every ``decimal`` sign. Raises DataError without a label.
 

@@ -239,7 +239,10 @@ def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> L
     # Labels and split of each combination of cells
     known: dict[Names, tuple[Names, str]] = {}
     names, rows = (*columns, "split"), list[SampleSource]()
-    numbers = recipe.label_numbers
+    # How labels that are numbers are read
+    numbers = {
+        c.origin: c for c in recipe.columns if c.origin in columns and c.kind == "number"
+    }
     cells = zip(*(lines.columns.get(name, empty) for name in names), strict=True)
     for i, (combination, key, text) in enumerate(zip(cells, keys, texts, strict=True)):
         where, (patient, spelling) = lines.where(i), whose[key]
@@ -250,6 +253,6 @@ def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> L
                 tuple(recipe.label_values.get(label, label) for label in labels),
                 split_of(line),
             )
-        more = {"text": text, "spelling": spelling, "key": key}
-        rows.append(SampleSource(where, *known[combination], patient, **more))
+        roles = where, *known[combination], patient
+        rows.append(SampleSource(*roles, text=text, spelling=spelling, key=key))
     return Listing(rows, columns, notes, recipe, table, labelled=bool(columns))

@@ -52,7 +52,7 @@ def long_cells() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def find_encoding(path: Path, wanted: str = "", *, or_utf8: bool = False) -> str:
+def find_encoding(path: Path, wanted: str, *, or_utf8: bool) -> str:
     """Return the encoding of a text file: as requested, by its byte order mark, UTF-8, or else Windows-1252.
 
     ``or_utf8``: a recipe, and not the user, requests it. A file that is evidently UTF-8 is then read as such.

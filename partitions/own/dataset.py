@@ -27,15 +27,15 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.memory import is_out_of_memory
+from partitions.common.names import words_in
 from partitions.common.own_code import NAME, by_entry_point, code_sum, load_function, put_back
 from partitions.schema import tidy
-from partitions.splits import Array, Arrays, Shape
+from partitions.splits import SPLITS, Array, Arrays, Shape
 from partitions.stored import OnDisk
 
 GROUP = "silofl.datasets"  # of entry points
-PARTS = ("train", "val", "test")
 INDEX = ("label", "patient", "subgroup", "digest")
-ABOUT = ("task", "classes", "label_names", "unlabelled", "cohort")  # beside the splits
+ABOUT = words_in("task classes label_names unlabelled cohort")  # beside the splits
 KINDS = (np.uint8, np.int16, np.float16, np.float32)
 IMAGE, LABEL = "image", "label"
 
@@ -232,10 +232,10 @@ def open_own(name: str) -> OwnDataset:
         raise OwnFault(
             f"{name}() must return a mapping with train and test: it may have {known}"
         )
-    if strange := sorted(map(str, set(returned) - {*PARTS, *ABOUT})):
+    if strange := sorted(map(str, set(returned) - {*SPLITS, *ABOUT})):
         raise OwnFault(f"{name}() returns {strange[0]!r}, which is none of {known}")
     parts = {
-        split: own_part(name, split, returned[split]) for split in PARTS if split in returned
+        split: own_part(name, split, returned[split]) for split in SPLITS if split in returned
     }
     about = {key: returned[key] for key in ABOUT if key in returned}
     first, _ = parts["train"].sample(0, None)

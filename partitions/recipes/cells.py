@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from partitions.common.names import plain_text
+from partitions.common.names import plain_text, words_in
 
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 LARGEST = float(np.finfo(np.float32).max)
@@ -27,15 +27,8 @@ DAYS = {"days": 1.0, "years": 365.25}  # days in each unit of time since a date
 # Formats of dates in exports. Where several fit the same cells, the user must choose.
 DATE_FORMATS = tuple(
     f"{day}{time}"
-    for day in (
-        "%Y-%m-%d",
-        "%d.%m.%Y",
-        "%d.%m.%y",
-        "%d/%m/%Y",
-        "%m/%d/%Y",
-        "%Y/%m/%d",
-        "%d-%m-%Y",
-        "%d-%b-%Y",
+    for day in words_in(
+        "%Y-%m-%d %d.%m.%Y %d.%m.%y %d/%m/%Y %m/%d/%Y %Y/%m/%d %d-%m-%Y %d-%b-%Y"
     )
     for time in ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S", "T%H:%M")
 )

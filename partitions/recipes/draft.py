@@ -165,7 +165,7 @@ def draft_number(
     else:
         parsed = {cell: parse_number(cell, signs.decimal, signs.thousands) for cell in cells}
         if strange := [cell for cell, value in parsed.items() if value is None]:
-            count = sum(lines.columns[name].counts[cell] for cell in strange)
+            count = lines.columns[name].count_in(strange)
             raise no_number(name, cells[strange[0]], strange[0], count)
         values = line_values(lines.columns[name], parsed)
         zeros = any(cell[0] == "0" and len(cell) > 1 and cell.isdigit() for cell in parsed)
@@ -181,8 +181,7 @@ def line_values(column: Cells, parsed: Mapping[str, float | None]) -> Array:
 
 def remarks_on_values(values: Array, column: Column, lines: Lines) -> Iterator[str]:
     """Yield remarks on values that a person should check: a few below 0, and those that may mean "unknown"."""
-    negative = np.flatnonzero(values < 0)
-    far = [*far_values(values, column)]
+    negative, far = np.flatnonzero(values < 0), [*far_values(values, column)]
     for row, remark in far:
         cell = lines.columns[column.origin][row]
         yield f"{remark.format(cell)}: if that means missing, add --gaps={shlex.quote(cell)}"
@@ -305,13 +304,9 @@ def draft_category(
             f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them"
         )
     values = {cell: value for value in common for cell in spellings[value] if cell != value}
-    more = {
-        "values": values,
-        "other": other,
-        "fill": "most-frequent",
-        "why": "; ".join(remarks),
-    }
-    return draft_column(name, "category", categories=tuple(common), **more)
+    more: dict[str, Any] = {"categories": tuple(common), "values": values, "other": other}
+    why = "; ".join(remarks)
+    return draft_column(name, "category", fill="most-frequent", why=why, **more)
 
 
 def patients_by(

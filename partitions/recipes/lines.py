@@ -110,19 +110,11 @@ class Cells(Sequence[str]):
         """The different cells; of a column of numbers, those that are none."""
         return self.numbers.others if self.numbers else self.different
 
-    @cached_property
-    def counts(self) -> dict[str, int]:
-        """The number of lines with each different cell."""
-        counts = np.bincount(self.codes, minlength=len(self.different))
-        return dict(zip(self.different, counts.tolist(), strict=True))
-
     def lines_of(self, cells: Collection[str]) -> Array:
         """Return which lines have one of these cells, bool (n,)."""
         cells, numbers = frozenset(cells), self.numbers
-        if numbers and all(cell in numbers.others for cell in cells if is_plain(cell)):
-            codes, different = numbers.kinds, numbers.others
-        else:
-            codes, different = self.codes, self.different
+        others = numbers and all(cell in numbers.others for cell in cells if is_plain(cell))
+        different, codes = (numbers.others, numbers.kinds) if numbers and others else self.coded
         return np.isin(codes, [code for code, cell in enumerate(different) if cell in cells])
 
     def count_in(self, cells: Collection[str]) -> int:

@@ -7,51 +7,48 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from partitions.common.errors import DataError, UserError
-from partitions.common.names import Names, unknown_name
+from partitions.common.names import Names, unknown_name, words_in
 from partitions.recipes.cells import LOOKS_LIKE_A_DATE, identifier, is_number
 from partitions.recipes.lines import Cells, Lines, cells_in
 
 # 1,23457E+11, as Excel shows numbers of 12 digits
 ROUNDED = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)
 # Names of a column of patients, in lower case without punctuation: a word, or a person with a kind of identifier.
-PERSONS = re.findall(
-    r"\w+",
+PERSONS = words_in(
     "patient patients pat subject subj case person participant individual patienten patientin fall proband "
-    "probanden versicherten personen dossier",
+    "probanden versicherten personen dossier"
 )
-KINDS = re.findall(
-    r"\w+",
-    "id ids no nr num number key code uid name identifier pseudonym mrn nummer kennung schlüssel",
+KINDS = words_in(
+    "id ids no nr num number key code uid name identifier pseudonym mrn nummer kennung schlüssel"
 )
 WORDS = {
-    *re.findall(
-        r"\w+",
+    *words_in(
         "id mrn pid patid subjid medicalrecordnumber nhsnumber pseudonym participantid patient patients subject "
-        "person participant",
+        "person participant"
     ),
     *(person + kind for person in PERSONS for kind in KINDS),
 }
 
 # Names of a column that names people or says where they are, in the same form.
 PEOPLE = frozenset(
-    re.findall(
-        r"\w+",
+    words_in(
         "name names fullname surname lastname familyname firstname forename givenname middlename maidenname nickname "
         "initials nachname vorname zuname familienname geburtsname mädchenname nom prenom prénom nomdefamille apellido "
         "apellidos nombre nombres cognome nome achternaam voornaam naam efternamn fornamn address street streetaddress "
         "adresse straße strasse anschrift email emailaddress mail phone phonenumber telephone telefon telefonnummer "
         "mobile fax ssn socialsecuritynumber physician physicianname doctor doctorname surgeon arzt ärztin hausarzt "
-        "contact kontakt",
+        "contact kontakt"
     )
 )
+# Words of a date of birth, and parts of such words
 BORN, BIRTH = (
     ("born", "dob", "bday", "geb"),
     ("birth", "geburt", "naissance", "nacim", "nascita", "geboort"),
 )
-ROW_NUMBERS = re.findall(
-    r"\w+", "unnamed index row rownames rowname rownumber lfdnr laufnummer record recordno"
+ROW_NUMBERS = words_in(
+    "unnamed index row rownames rowname rownumber lfdnr laufnummer record recordno"
 )
-ID_WORDS = re.findall(r"\w+", "id ids uid guid uuid mrn identifier kennung")
+ID_WORDS = words_in("id ids uid guid uuid mrn identifier kennung")
 ENOUGH_ROWS = 10  # of which each has its own number
 PERSON = re.compile(
     r"(mr|mrs|ms|dr|prof|herr|frau|hr|fr|mme|sr|sra)\.? \S.*|\w+, ?(dr\.? |prof\.? )*[^\W\d]+|\S+@\S+\.\w+",
@@ -100,7 +97,7 @@ def words_of(column: str) -> list[str]:
     return re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", column).lower())
 
 
-def names_people(column: str, cells: Collection[str] = ()) -> bool:
+def names_people(column: str, cells: Collection[str]) -> bool:
     """Return whether a column has names or addresses of people, by its own name or by most of its ``cells``."""
     words = words_of(column)
     ends = {"".join(words[i:]) for i in range(len(words))} - (
@@ -110,12 +107,6 @@ def names_people(column: str, cells: Collection[str] = ()) -> bool:
     persons = sum(bool(PERSON.fullmatch(cell)) for cell in cells)
     names = sum(map(is_capitalised, cells))
     return not ends.isdisjoint(PEOPLE) or persons > most or names > max(most, ENOUGH_NAMES - 1)
-
-
-def names_birth(column: str) -> bool:
-    """Return whether a column is called as a date of birth."""
-    words = words_of(column)
-    return any(word in BORN or any(stem in word for stem in BIRTH) for word in words)
 
 
 def is_capitalised(cell: str) -> bool:
@@ -171,9 +162,7 @@ def identifiers(lines: Lines, used: Sequence[str]) -> Iterator[str]:
 
 def count_distinct(lines: Lines, columns: Sequence[str]) -> str:
     """Return the number of different values of each column as text."""
-    return ", ".join(
-        f"{column} has {len(lines.columns[column].different)}" for column in columns
-    )
+    return ", ".join(f"{name} has {len(lines.columns[name].different)}" for name in columns)
 
 
 def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> Names:

@@ -25,7 +25,6 @@ It contains no name, date, identifier or text of a header, only codes that DICOM
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,10 +33,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from partitions.common.errors import DataError
-from partitions.common.names import Names, composed, escape
+from partitions.common.names import Names, composed, escape, words_in
 from partitions.common.parsed import parse_content, parse_json
 from partitions.labels import TASKS
-from partitions.recipes.reading import Acquisition, ReadOptions
+from partitions.recipes.reading import Acquisition, Pair, ReadOptions
 from partitions.recipes.recipe import (
     LONGEST_RECIPE,
     MEND,
@@ -55,21 +54,20 @@ from partitions.schema import LONGEST_NAME, Feature, few, tidy
 KIND, SIGNALS = "pictures", "signals"
 WAVES = ("wfdb", "edf", "dicom-waveform")  # formats of signals
 SCANS = ("dicom", "nifti")
-LABELS_BY = ("file", "folder", "study", "accession", "patient", "outlines")
+LABELS_BY = words_in("file folder study accession patient outlines")
 ANSWERS = ("yes", "no")
 # Defined terms of (0008,0060), DICOM PS3.3, C.7.3.1.1.1. All other values become "other".
 MODALITIES = frozenset(
-    re.findall(
-        r"\w+",
+    words_in(
         "AR AU BI BMD CD CF CR CT CTPROTOCOL DD DG DM DOC DS DX EC ECG EPS ES FA FID FS GM HC HD IO IVOCT IVUS KER LEN "
-        "LP LS MA MG MR MS NM OAM OCT OP OPM OPR OPT OPV OSS OT PX RF RG RTIMAGE SM SMR SR ST TG TM US VA XA XC PT",
+        "LP LS MA MG MR MS NM OAM OCT OP OPM OPR OPT OPV OSS OT PX RF RG RTIMAGE SM SMR SR ST TG TM US VA XA XC PT"
     )
 )
 GREY = ("MONOCHROME1", "MONOCHROME2")
-YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_PARTIAL_420", "YBR_ICT", "YBR_RCT")
+YBR = words_in("YBR_FULL YBR_FULL_422 YBR_PARTIAL_420 YBR_ICT YBR_RCT")
 PHOTOMETRIC = frozenset((*GREY, "PALETTE COLOR", "RGB", *YBR))
 # Fields of ReadOptions and of [pictures]
-SAME = ("window", "slices", "series", "outlines", "binary_masks", "channels", "rate", "seconds")
+SAME = words_in("window slices series outlines binary_masks channels rate seconds")
 COMMENTS = {
     "pictures": "What is made of each picture or signal.",
     "expected": "What the pictures were. Others are refused where they differ: add what the model may be used for.",
@@ -106,7 +104,7 @@ class Made(RecipePart):
     ]
     dtype: Annotated[str, one_of("uint8", "float32")]
     resize: bool = False
-    window: tuple[float, float] | None = None
+    window: Pair | None = None
     spacing: float | tuple[float, float, float] | None = None
     slices: int = 1
     series: str = ""
@@ -220,14 +218,9 @@ def read_any(text: str) -> AnyRecipe:
 def parse_any(content: object) -> AnyRecipe:
     """Parse the recipe of a TOML or JSON mapping. Raises DataError, one line, for invalid content."""
     if isinstance(content, Mapping) and "kind" in content:
-        return parse_pictures(content)
+        check_version(content)
+        return parse_content(PictureRecipe, content, MEND, check_pictures)
     return parse_recipe(content)
-
-
-def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
-    """Parse the recipe of pictures. Raises DataError, one line."""
-    check_version(content)
-    return parse_content(PictureRecipe, content, MEND, check_pictures)
 
 
 def check_pictures(recipe: PictureRecipe) -> None:
@@ -307,7 +300,7 @@ def expect(seen: Sequence[Acquisition]) -> Expected:
     )
 
 
-def round_range(sizes: Sequence[float | None]) -> tuple[float, float] | None:
+def round_range(sizes: Sequence[float | None]) -> Pair | None:
     """Return half of the smallest and twice the largest size, to one digit; None where one is unknown."""
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):
@@ -348,7 +341,7 @@ def differences(acquired: Acquisition, expected: Expected) -> Iterator[str]:
         yield from outside_range("from slice to slice are", acquired.between, expected.between)
 
 
-def outside_range(what: str, size: float | None, known: tuple[float, float]) -> Iterator[str]:
+def outside_range(what: str, size: float | None, known: Pair) -> Iterator[str]:
     """Yield a text where a distance is unknown, or outside the expected range."""
     low, high = known
     if size is None:

@@ -9,6 +9,8 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import Names
 
+# Centre and width of a window; mm from row to row, and from column to column; the smallest and the largest of values
+Pair = tuple[float, float]
 MOST_SIDE = 4096  # voxels of a volume, on a side
 
 
@@ -27,7 +29,7 @@ class ReadOptions:
     """
 
     size: int | None = None
-    window: tuple[float, float] | None = None
+    window: Pair | None = None
     spacing: float | None = None
     slices: int = 1
     series: str = ""

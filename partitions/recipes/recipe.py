@@ -30,6 +30,7 @@ from partitions.common.names import Names, composed
 from partitions.common.parsed import Frozen, parse_content, parse_toml, read_text
 from partitions.common.sizes import MOST_COLUMNS
 from partitions.recipes.cells import DAYS, EPOCH, GROUPS
+from partitions.recipes.reading import Pair
 from partitions.recipes.toml import as_toml
 from partitions.schema import Feature, check_name, check_range, tidy
 from partitions.tokens import token_setting
@@ -117,7 +118,7 @@ class Column(RecipePart):
     kind: Annotated[str, one_of(*FILLS)]
     source: str = ""
     unit: str = ""
-    range: tuple[float, float] | None = None
+    range: Pair | None = None
     decimal: Decimal = "."
     thousands: Annotated[str, one_of(*GROUPS)] = ""
     factor: float = 1.0
@@ -224,15 +225,6 @@ class Recipe(RecipePart):
             for column in self.columns
             if column.kind != "skip" and column.origin not in self.label
         )
-
-    @property
-    def label_numbers(self) -> dict[str, Column]:
-        """How labels that are numbers are read, by the csv's column: their signs, unit, factor and range."""
-        return {
-            column.origin: column
-            for column in self.columns
-            if column.origin in self.label and column.kind == "number"
-        }
 
     def toml(self, about: str = "") -> str:
         """Return the recipe as TOML, each column with its comment."""

@@ -7,13 +7,12 @@ A hospital's recipe has its own part: names in its csv, signs, formats, codes, c
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from partitions.common.errors import DataError
-from partitions.common.names import Names, nearest
+from partitions.common.names import Names, nearest, words_in
 from partitions.common.parsed import parse_content
 from partitions.recipes.cells import date_formats, latest_of
 from partitions.recipes.draft import without_unit
@@ -33,9 +32,7 @@ from partitions.recipes.toml import as_toml
 from partitions.schema import Schema, few, tidy
 
 # One hospital's
-OWN = {
-    *re.findall(r"\S+", "from decimal thousands factor offset values format latest fill-value")
-}
+OWN = {*words_in("from decimal thousands factor offset values format latest fill-value")}
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,7 @@ NO_NOTES: Mapping[str, str] = MappingProxyType({})
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def as_toml(
-    content: Mapping[str, Any], about: str = "", notes: Mapping[str, str] = NO_NOTES
-) -> str:
+def as_toml(content: Mapping[str, Any], about: str, notes: Mapping[str, str] = NO_NOTES) -> str:
     """Return the content as TOML: tables as sections, those of the key ``columns`` as sections each.
 
     ``about``: a comment at the beginning; ``notes``: comments above keys, and above columns (``columns.0``).

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partitions.common.errors import DataError
+from partitions.common.names import words_in
 from partitions.common.precision import LEAVE_OUT, merged_in_float32
 from partitions.recipes.cells import DAYS, EPOCH
 from partitions.recipes.lines import Lines
@@ -28,16 +28,15 @@ MOST_CODES = 3  # of one column at one end
 NO_DATES = frozenset(
     map(
         datetime.fromisoformat,
-        re.findall(
-            r"\S+",
+        words_in(
             "0001-01-01 1111-11-11 1753-01-01 1800-01-01 1899-12-30 1899-12-31 1900-01-01 1901-01-01 1970-01-01 "
-            "2099-12-31 2999-12-31 3000-01-01 9999-01-01 9999-12-31",
+            "2099-12-31 2999-12-31 3000-01-01 9999-01-01 9999-12-31"
         ),
     )
 )
 
 
-def day_of(value: float, per: str, since: str = "") -> datetime | None:
+def day_of(value: float, per: str, since: str) -> datetime | None:
     """Return the date of a column's value, to the second; None where there is none."""
     try:
         first = datetime.fromisoformat(since or EPOCH)
@@ -129,11 +128,3 @@ def unknown_notes(table: DataFrame, lines: Lines, recipe: Recipe) -> Iterator[st
         for row, remark in far_values(table[j].to_numpy(), column):
             cell = lines.columns[column.origin][row]
             yield f"{column.name}: {remark.format(cell)}: if that means unknown, add it to `gaps` in the recipe"
-
-
-def label_remarks(names: Sequence[str], values: Array) -> Iterator[str]:
-    """Yield a note on each value of measured labels, (n, labels), that may mean "unknown"."""
-    for name, column in zip(names, values.T.astype(float), strict=False):
-        for row, remark in far_values(column):
-            cell = f"{column[row]:g}"
-            yield f"{name}: {remark.format(cell)}: if that means unknown, drop such rows"

@@ -72,7 +72,7 @@ units: of each channel; volts become mV"""  # of each key of a recipe
 def propose_pictures(source: Path, options: ImportOptions) -> str:
     """Return the draft as TOML. Raises DataError or UserError, one line, where nothing can be proposed."""
     layout = find_layout(source, options)
-    inventory = take_inventory(layout.files, len(layout.files))
+    inventory = take_inventory(layout.files)
     if inventory.kinds.keys().isdisjoint(SAMPLES):
         raise DataError(
             f"{source} has no pictures, scans or signals that can be read: {'; '.join(inventory_lines(inventory))}"

@@ -7,7 +7,7 @@ no name of a scan or of a folder of scans, and no text of a header.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class Inventory:
     * ``faults``: reasons why files cannot be read, with their places.
     """
 
-    total: int = 0
+    total: int
     kinds: Counter[str] = field(default_factory=Counter)
     values: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     patients: set[str] = field(default_factory=set)
@@ -75,29 +75,24 @@ class Inventory:
         self.faults.setdefault(str(error).removeprefix(f"{where}: "), []).append(where)
 
 
-def take_inventory(files: Iterable[tuple[str, Path]], total: int) -> Inventory:
+def take_inventory(files: Sequence[tuple[str, Path]]) -> Inventory:
     """Return the inventory of these files. ``files``: each with its place, for messages."""
-    inventory = Inventory(total)
-    for where, path in tqdm(files, desc="looking", unit="", total=total):
+    inventory = Inventory(len(files))
+    for where, path in tqdm(files, desc="looking", unit=""):
+        reader = reader_of(path)
         try:
-            inspect_file(inventory, path, where)
+            if reader.name == "dicom" and not is_dicom(path):
+                raise DataError(f"{where}: it is called like a DICOM file and is none")
+            if reader.name != "picture" or is_picture(path):
+                inventory.add(reader.describe(path, where))
+            elif path.is_file():
+                csv = path.suffix.lower() == ".csv"
+                inventory.kinds["csv files" if csv else "other files"] += 1
+            else:
+                raise DataError(f"{where}: there is no such file")
         except DataError as error:
             inventory.fault(error, where)
     return inventory
-
-
-def inspect_file(inventory: Inventory, path: Path, where: str) -> None:
-    """Add one file to the inventory. Raises DataError where it cannot be read."""
-    reader = reader_of(path)
-    if reader.name == "dicom" and not is_dicom(path):
-        raise DataError(f"{where}: it is called like a DICOM file and is none")
-    if reader.name != "picture" or is_picture(path):
-        inventory.add(reader.describe(path, where))
-    elif not path.is_file():
-        raise DataError(f"{where}: there is no such file")
-    else:
-        kind = "csv files" if path.suffix.lower() == ".csv" else "other files"
-        inventory.kinds[kind] += 1
 
 
 LINES = """\

@@ -14,7 +14,6 @@ Source: DICOM PS3.3, C.7.6.3 (pixels), C.11.1 (modality table), C.11.2 (VOI tabl
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from partitions.common.names import Names
+from partitions.common.names import Names, words_in
 from partitions.importing.readers.dicom_file import (
+    attribute_text,
     begins_dicom,
     check_pixels,
     check_readable,
@@ -36,7 +36,6 @@ from partitions.importing.readers.dicom_file import (
     of_frame,
     pixels_of,
     spacing_of,
-    text_of,
 )
 from partitions.importing.readers.reader import (
     FileSummary,
@@ -53,7 +52,7 @@ from partitions.importing.readers.reader import (
 )
 from partitions.importing.readers.waveform import begins_waveform
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
-from partitions.recipes.reading import Acquisition, ReadOptions
+from partitions.recipes.reading import Acquisition, Pair, ReadOptions
 from partitions.splits import Array
 
 if TYPE_CHECKING:
@@ -73,27 +72,25 @@ PLACE = (
     "ImageOrientationPatient",
 )
 HINT = ": pip install python-gdcm may help"
-KIND = re.findall(
-    r"\w+",
-    "Modality Rows Columns NumberOfFrames PhotometricInterpretation ImageOrientationPatient",
+KIND = words_in(
+    "Modality Rows Columns NumberOfFrames PhotometricInterpretation ImageOrientationPatient"
 )
 PALETTE = tuple(
     f"{segmented}{colour}PaletteColorLookupTable{what}"
     for colour in ("Red", "Green", "Blue")
     for segmented, what in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))
 )
-PIXELS = re.findall(
-    r"\w+",
+PIXELS = words_in(
     "SamplesPerPixel PlanarConfiguration BitsAllocated BitsStored HighBit PixelRepresentation PixelSpacing "
     "ImagerPixelSpacing PixelAspectRatio PixelPaddingValue PixelPaddingRangeLimit RescaleSlope RescaleIntercept "
     "ModalityLUTSequence WindowCenter WindowWidth VOILUTFunction VOILUTSequence BurnedInAnnotation ConversionType "
     # Where enhanced files have the above
-    "SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence",
+    "SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence"
 )
 PIXELS += PALETTE
-NO_PICTURES = re.findall(r"\w+", "SEG PR KO SR REG RTDOSE RTSTRUCT RTPLAN")
+NO_PICTURES = words_in("SEG PR KO SR REG RTDOSE RTSTRUCT RTPLAN")
 # Modalities whose machines or exports often write names into the pixels.
-OFTEN_BURNT = re.findall(r"\w+", "US IVUS XA XC ES GM SM OT DOC SC RF ECG OP")
+OFTEN_BURNT = words_in("US IVUS XA XC ES GM SM OT DOC SC RF ECG OP")
 BURNT = "say that text is burnt into them: look at them, nothing is taken out"
 MAYBE_BURNT = (
     "do not say whether text is burnt into them, "
@@ -121,7 +118,7 @@ def read_header(path: Path, where: str) -> Header | str:
     """Read a header; where it holds no picture, return DICOM's code of what it is (a report, a plan, an outline)."""
     with redacted_errors(where, "DICOM"):
         dataset = load(path, (*IDENTITY.values(), *PLACE, *KIND))
-        modality = text_of(dataset, "Modality")
+        modality = attribute_text(dataset, "Modality")
         picture = bool(dataset.get("Rows"))
         if modality in NO_PICTURES or not (picture or begins_waveform(first_bytes(path))):
             return (
@@ -131,15 +128,17 @@ def read_header(path: Path, where: str) -> Header | str:
             check_pixels(dataset)
         place = frame_place(dataset)
         number = int(dataset.get("InstanceNumber") or 0)
-        description = text_of(dataset, "SeriesDescription")
-        identity = {key: pseudonym(text_of(dataset, tag)) for key, tag in IDENTITY.items()}
+        description = attribute_text(dataset, "SeriesDescription")
+        identity = {
+            key: pseudonym(attribute_text(dataset, tag)) for key, tag in IDENTITY.items()
+        }
         return Header(identity, description, place.along, number, frames_of(dataset))
 
 
 def read_key(path: Path, where: str, kind: str) -> str:
     """Return an attribute of :data:`IDENTITY` unchanged, for the hospital's own list of predictions only."""
     with redacted_errors(where, "DICOM"):
-        return text_of(load(path, (IDENTITY[kind],)), IDENTITY[kind])
+        return attribute_text(load(path, (IDENTITY[kind],)), IDENTITY[kind])
 
 
 def info_of(dataset: Dataset, path: Path, reading: ReadOptions, part: int | None) -> ImageInfo:
@@ -159,7 +158,7 @@ def info_of(dataset: Dataset, path: Path, reading: ReadOptions, part: int | None
         notes.append(MIDDLE)
     if deep and not reading.window and not has_window(header):
         notes.append(NO_WINDOW)
-    whose = text_of(dataset, "PatientID")
+    whose = attribute_text(dataset, "PatientID")
     return ImageInfo(
         height,
         width,
@@ -196,8 +195,8 @@ def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:
 
     A code that DICOM does not define is "other", because it may be a text.
     """
-    colours = text_of(dataset, "PhotometricInterpretation")
-    modality = text_of(dataset, "Modality")
+    colours = attribute_text(dataset, "PhotometricInterpretation")
+    modality = attribute_text(dataset, "Modality")
     place = frame_place(header)
     return Acquisition(
         format="dicom",
@@ -209,7 +208,7 @@ def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:
     )
 
 
-def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> Array:
+def show(stored: Array, header: Dataset, window: Pair | None) -> Array:
     """Convert stored grey values (h, w) to display values: float32 (h, w), 0 is black and 1 white."""
     values, padding = in_unit(stored, header)
     values = values.astype(np.float64)
@@ -277,7 +276,7 @@ def _by_table(values: Array, header: Dataset) -> Array:
     )
 
 
-def _window_of(header: Dataset) -> tuple[float, float] | None:
+def _window_of(header: Dataset) -> Pair | None:
     """Return centre and width of the header's first window, or None where it has no valid one."""
     centre, width = (_first(header.get(name)) for name in ("WindowCenter", "WindowWidth"))
     linear = header.get("VOILUTFunction", "LINEAR") == "LINEAR"
@@ -320,7 +319,7 @@ def _frame(dataset: Dataset, wanted: int | None) -> int:
 
 
 def warnings_of(dataset: Dataset) -> Names:
-    burned = text_of(dataset, "BurnedInAnnotation").upper()
+    burned = attribute_text(dataset, "BurnedInAnnotation").upper()
     often = dataset.get("Modality") in OFTEN_BURNT or "ConversionType" in dataset
     note = BURNT if burned == "YES" else MAYBE_BURNT
     return (note,) * (burned == "YES" or (often and burned != "NO"))

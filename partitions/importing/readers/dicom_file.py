@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partitions.common.names import Names
+from partitions.common.names import Names, words_in
 from partitions.common.sizes import (
     BLOCK,
     MOST_FRAMES,
@@ -27,6 +27,7 @@ from partitions.common.sizes import (
     unpack,
 )
 from partitions.importing.readers.reader import ScanError, first_bytes, load_library
+from partitions.recipes.reading import Pair
 from partitions.schema import few
 from partitions.splits import Array
 
@@ -38,17 +39,15 @@ DEFLATED = b"1.2.840.10008.1.2.1.99"
 # Types of values at the beginning without DICM
 BARE = (b"UL", b"CS", b"UI", b"DA", b"TM", b"SH", b"LO", b"OB")
 # Types of values that are empty with blanks in them, too
-TEXTS = ("DS", "IS", "CS", "LO", "SH", "UI")
-REQUIRED = re.findall(
-    r"\w+",
-    "SamplesPerPixel PhotometricInterpretation BitsAllocated BitsStored PixelRepresentation",
+TEXTS = words_in("DS IS CS LO SH UI")
+REQUIRED = words_in(
+    "SamplesPerPixel PhotometricInterpretation BitsAllocated BitsStored PixelRepresentation"
 )
 # Of JPEG-LS: height, width, components
 START_OF_FRAME = re.compile(rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL)
-GROUPS = re.findall(  # of enhanced files: the sequences that describe a frame
-    r"\w+",
+GROUPS = words_in(  # of enhanced files: the sequences that describe a frame
     "PixelMeasuresSequence PlanePositionSequence PlaneOrientationSequence PixelValueTransformationSequence "
-    "FrameVOILUTSequence",
+    "FrameVOILUTSequence"
 )
 
 
@@ -134,21 +133,21 @@ def without_empty(dataset: Dataset) -> Dataset:
 def of_frame(dataset: Dataset, frame: int) -> Dataset:
     """Return the header of one frame: enhanced files have spacing, rescaling and window in functional groups."""
     header = dataset.copy()
-    for groups in groups_of(dataset, frame):
+    for groups in functional_groups(dataset, frame):
         for name in GROUPS:
             for item in (groups.get(name) or [])[:1]:
                 header.update(without_empty(item))
     return header
 
 
-def groups_of(dataset: Dataset, frame: int) -> list[Dataset]:
+def functional_groups(dataset: Dataset, frame: int) -> list[Dataset]:
     """Return the functional groups of a frame: those of all frames, then its own."""
     shared = dataset.get("SharedFunctionalGroupsSequence") or []
     per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
     return [*shared[:1], *per_frame[frame : frame + 1]]
 
 
-def text_of(dataset: Dataset, keyword: str) -> str:
+def attribute_text(dataset: Dataset, keyword: str) -> str:
     """Return an attribute as text, "" without one."""
     return str(dataset.get(keyword) or "").strip()
 
@@ -266,7 +265,7 @@ def pixels_of(path: Path, dataset: Dataset, frame: int | None) -> Array:
     return np.asarray(stored >> shift if shift else stored)
 
 
-def spacing_of(header: Dataset, *, ratio: bool = False) -> tuple[float, float] | None:
+def spacing_of(header: Dataset, *, ratio: bool = False) -> Pair | None:
     """Return the distances of rows and of columns in mm; without these, their ratio if that is enough."""
     for name in ("PixelSpacing", "ImagerPixelSpacing", *("PixelAspectRatio",) * ratio):
         values = header.get(name)

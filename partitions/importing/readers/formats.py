@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from partitions.common.errors import DataError
+from partitions.common.names import words_in
 from partitions.common.sizes import check_column_count, check_size
 from partitions.importing.readers.reader import first_bytes, load_library
 from partitions.recipes.lines import CELL_BYTES
@@ -27,17 +28,7 @@ STATA = (
     b"<stata_dta>",
     *(bytes([version, order, 1]) for version in (113, 114, 115) for order in (1, 2)),
 )
-ENDINGS = (
-    ".csv",
-    ".parquet",
-    ".feather",
-    ".arrow",
-    ".dta",
-    ".sav",
-    ".zsav",
-    ".sas7bdat",
-    ".xpt",
-)
+ENDINGS = (*words_in(".csv .parquet .feather .arrow .dta .sav .zsav .sas7bdat .xpt"),)
 PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
 LARGEST_WHOLE = 1 << 53  # of float64
 

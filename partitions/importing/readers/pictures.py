@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from partitions.common.errors import DataError
+from partitions.common.names import words_in
 from partitions.importing.readers.reader import (
     FileSummary,
     ImageInfo,
@@ -24,15 +24,12 @@ from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
 ENDINGS = tuple(
-    re.findall(
-        r"\S+",
-        ".png .apng .jpg .jpeg .jpe .jfif .jp2 .j2k .jpx .bmp .dib .tif .tiff .webp .gif .avif .pbm .pgm .ppm .pnm",
+    words_in(
+        ".png .apng .jpg .jpeg .jpe .jfif .jp2 .j2k .jpx .bmp .dib .tif .tiff .webp .gif .avif .pbm .pgm .ppm .pnm"
     )
 )
-FORMATS = re.findall(
-    r"\w+", "PNG JPEG JPEG2000 BMP DIB TIFF WEBP GIF AVIF PPM"
-)  # Pillow has more
-MODES = re.findall(r"\S+", "1 L LA P PA RGB RGBA RGBX CMYK YCbCr HSV I;16 I;16B I;16L")
+FORMATS = words_in("PNG JPEG JPEG2000 BMP DIB TIFF WEBP GIF AVIF PPM")  # Pillow has more
+MODES = words_in("1 L LA P PA RGB RGBA RGBX CMYK YCbCr HSV I;16 I;16B I;16L")
 ORIENTATION = 0x0112  # of EXIF
 LOSSY = ("JPEG", "MPO")  # formats whose pixels are not what was saved
 # Tags of TIFF: whether 0 is white, and how many channels there are

@@ -25,7 +25,7 @@ from partitions.common.memory import is_out_of_memory
 from partitions.common.names import Names, composed
 from partitions.common.sizes import TooLargeError
 from partitions.recipes.cells import identifier
-from partitions.recipes.reading import Acquisition, ReadOptions
+from partitions.recipes.reading import Acquisition, Pair, ReadOptions
 from partitions.splits import Array
 
 MOST_SIDE = 1 << 14  # pixels; a longer side after resampling is a mistake in the spacing
@@ -153,7 +153,7 @@ def hash_text(text: str) -> str:
 
 
 def fitted_size(
-    height: int, width: int, spacing: tuple[float, float] | None, reading: ReadOptions
+    height: int, width: int, spacing: Pair | None, reading: ReadOptions
 ) -> tuple[int, int]:
     """Return height and width of a picture after :func:`fit_picture`."""
     sides = square(height, width, spacing, reading.spacing)
@@ -161,7 +161,7 @@ def fitted_size(
 
 
 def square(
-    height: int, width: int, spacing: tuple[float, float] | None, wanted: float | None = None
+    height: int, width: int, spacing: Pair | None, wanted: float | None = None
 ) -> tuple[int, int]:
     """Return height and width in square pixels of ``wanted`` mm, or of the smaller side of the present pixels.
 
@@ -183,7 +183,7 @@ def square(
 
 def fit_picture(
     picture: Image.Image,
-    spacing: tuple[float, float] | None,
+    spacing: Pair | None,
     reading: ReadOptions,
     resampling: Image.Resampling,
 ) -> Array:

@@ -85,7 +85,11 @@ def _reader_for(sample: SampleSource) -> Reader:
 
 def read_mask(sample: SampleSource, reading: ReadOptions) -> Array:
     """Read a sample's mask of classes, uint8 (h, w) or (d, h, w); of binary masks 255 is class 1. Raises DataError."""
-    mask = stored_mask(sample, reading)
+    if reading.volume or kind_of(sample.masks[0]) == "nifti":
+        files = nifti.files_of(sample)
+        mask = volume.read_volume_mask(files, sample.masks, sample.where, reading, sample.part)
+    else:
+        mask = pictures.read_stored_classes(sample.masks[0], sample.where, reading)
     if not reading.binary_masks:
         return mask
     if not ((mask == 0) | (mask == VOID)).all():
@@ -93,11 +97,3 @@ def read_mask(sample: SampleSource, reading: ReadOptions) -> Array:
             f"{sample.where}: its mask has values besides 0 and 255, and the recipe says binary-masks"
         )
     return np.asarray(mask == VOID, np.uint8)
-
-
-def stored_mask(sample: SampleSource, reading: ReadOptions) -> Array:
-    """Read a mask's values as they are stored: a grey or palette picture, NIfTI, or outlines."""
-    if reading.volume or kind_of(sample.masks[0]) == "nifti":
-        files = nifti.files_of(sample)
-        return volume.read_volume_mask(files, sample.masks, sample.where, reading, sample.part)
-    return pictures.read_stored_classes(sample.masks[0], sample.where, reading)

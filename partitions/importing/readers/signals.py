@@ -187,8 +187,8 @@ def signal_reader(
     open_file: Opener, recognises: Callable[[bytes], bool], endings: Names = ()
 ) -> Reader:
     """Return a reader of signals. ``open_file``: raises ScanError, or what its library raises."""
-    each = (partial(function, open_file) for function in (_probe, _read, _describe))
-    return Reader("signal", endings, recognises, *each)
+    probe, read = partial(_probe, open_file), partial(_read, open_file)
+    return Reader("signal", endings, recognises, probe, read, partial(_describe, open_file))
 
 
 def check_signal_options(where: str, reading: ReadOptions) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from partitions.importing.readers.dicom_file import begins_dicom, load, text_of
+from partitions.common.names import words_in
+from partitions.importing.readers.dicom_file import attribute_text, begins_dicom, load
 from partitions.importing.readers.reader import ScanError
 from partitions.importing.readers.signals import Recording, make_recording, signal_reader
 from partitions.splits import Array
@@ -19,7 +20,7 @@ WAVEFORM = re.compile(
     rb"(\x02\x00\x02|\x08\x00\x16)\x00.{4}1\.2\.840\.10008\.5\.1\.4\.1\.1\.9\.", re.DOTALL
 )
 # Values of these types are numbers; the two others of the standard are telephone codes (mu-law, A-law).
-LINEAR = ("SB", "UB", "SS", "US", "SL", "UL")
+LINEAR = words_in("SB UB SS US SL UL")
 SEVERAL = "have several groups of channels: the first is taken"
 
 
@@ -42,7 +43,11 @@ def open_waveform(path: Path) -> Recording:
     defined = list(group.ChannelDefinitionSequence)
     if len(defined) != group.NumberOfWaveformChannels:
         raise ScanError("its header defines another number of channels than it has")
-    channels = [(_channel_name(channel), _unit(channel), rate, steps) for channel in defined]
+    channels = []
+    for channel in defined:
+        unit = _first(channel, "ChannelSensitivityUnitsSequence", "CodeValue")
+        unit *= "ChannelSensitivity" in channel
+        channels.append((_channel_name(channel), unit, rate, steps))
 
     def values(places: Sequence[int], seconds: float) -> list[Array]:
         from pydicom.waveforms import multiplex_array
@@ -54,7 +59,7 @@ def open_waveform(path: Path) -> Recording:
         physical = np.where(np.isin(stored, padding), np.nan, stored.astype(np.float64))
         return [_physical(physical[:, i], defined[i]) for i in places]
 
-    whose, notes = text_of(dataset, "PatientID"), (SEVERAL,) * (len(groups) > 1)
+    whose, notes = attribute_text(dataset, "PatientID"), (SEVERAL,) * (len(groups) > 1)
     return make_recording("dicom-waveform", channels, values, patient=whose, notes=notes)
 
 
@@ -68,12 +73,6 @@ def _channel_name(channel: Any) -> str:
     if channel.get("ChannelSourceSequence"):
         return _first(channel, "ChannelSourceSequence", "CodeMeaning")
     return str(channel.get("ChannelLabel") or "")
-
-
-def _unit(channel: Any) -> str:
-    if "ChannelSensitivity" not in channel:
-        return ""
-    return _first(channel, "ChannelSensitivityUnitsSequence", "CodeValue")
 
 
 def _physical(stored: Array, channel: Any) -> Array:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partitions.importing.readers.reader import ScanError, load_library
-from partitions.recipes.reading import ReadOptions
+from partitions.recipes.reading import Pair, ReadOptions
 from partitions.splits import Array
 
 # nibabel's orientation: to the head, to the back, to the left
@@ -39,7 +39,7 @@ class Grid:
         return np.asarray(np.linalg.norm(self.affine[:3, :3], axis=0))
 
     @property
-    def pixel(self) -> tuple[float, float]:
+    def pixel(self) -> Pair:
         """The mm between rows, and between columns, of a slice across the first axis."""
         return float(self.spacing[1]), float(self.spacing[2])
 
@@ -75,12 +75,6 @@ def check_grid(grid: Grid, *, straight: bool) -> None:
         raise ScanError(
             "its axes are not at right angles (a tilted gantry?): resample it to a straight volume first"
         )
-
-
-def same_place(grid: Grid, other: Grid) -> bool:
-    """Return whether two grids have their voxels at the same places, independent of their storage order."""
-    a, b = grid.canonical, other.canonical
-    return a.shape == b.shape and np.allclose(a.affine, b.affine, atol=1e-2)
 
 
 def steps(grid: Grid, reading: ReadOptions) -> tuple[tuple[int, int, int], Array]:

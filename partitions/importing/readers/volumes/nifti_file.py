@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 
 from partitions.common.sizes import MOST_BEFORE, TooLargeError, check_picture
-from partitions.importing.readers.reader import (
-    ScanError,
-    first_bytes,
-    load_library,
-    redacted_errors,
-)
+from partitions.importing.readers.reader import ScanError, load_library, redacted_errors
 from partitions.importing.readers.volumes.grid import RAS, Grid, check_grid
 from partitions.splits import Array, Shape
 
@@ -39,11 +34,6 @@ def begins_nifti(start: bytes) -> bool:
         except zlib.error:
             return False
     return any(start[at : at + 4] in magic for at, magic in MAGIC.items())
-
-
-def is_nifti(path: Path) -> bool:
-    """Return whether a file is NIfTI, by its first bytes or its name."""
-    return begins_nifti(first_bytes(path)) or path.name.lower().endswith(ENDINGS)
 
 
 def read_stored(path: Path, where: str) -> Array:

@@ -24,7 +24,6 @@ Source: DICOM PS3.3, C.7.6.2.1.1 (place and orientation of a plane), A.51 and C.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partitions.common.names import Names
+from partitions.common.names import Names, words_in
 from partitions.common.sizes import check_picture, check_size
 from partitions.importing.readers.dicom import (
     KIND,
@@ -45,16 +44,16 @@ from partitions.importing.readers.dicom import (
 )
 from partitions.importing.readers.dicom_file import (
     Place,
+    attribute_text,
     check_decoder,
     check_readable,
     frame_place,
     frames_of,
-    groups_of,
+    functional_groups,
     is_grey,
     load,
     of_frame,
     pixels_of,
-    text_of,
 )
 from partitions.importing.readers.reader import Paths, ScanError, hash_text, pseudonym
 from partitions.importing.readers.volumes.grid import Grid, check_grid
@@ -113,7 +112,7 @@ def read_series(files: Paths) -> Scan:
     check_picture((len(planes), *first.pixels), "its volume")
     planes, grid = stack_planes(planes)
     taken = read_acquisition(dataset, of_frame(dataset, 0))
-    patient = text_of(dataset, "PatientID")
+    patient = attribute_text(dataset, "PatientID")
     whose, values = (pseudonym(patient), hash_text(patient)), partial(read_planes, planes, grid)
     return Scan(grid, taken, tuple(dict.fromkeys(notes)), whose, values, planes)
 
@@ -194,13 +193,12 @@ def read_planes(planes: Sequence[Plane], grid: Grid) -> tuple[Array, Array]:
 
 OUTLINES = ("SEG", "RTSTRUCT")
 PARSED = 60  # bytes of memory per byte of contours, which are decimal texts
-OF_SEG = re.findall(
-    r"\w+",
+OF_SEG = words_in(
     "SegmentationType SegmentSequence MaximumFractionalValue ReferencedSeriesSequence SharedFunctionalGroupsSequence "
-    "PerFrameFunctionalGroupsSequence BitsAllocated PixelSpacing ImagePositionPatient",
+    "PerFrameFunctionalGroupsSequence BitsAllocated PixelSpacing ImagePositionPatient"
 )
-OF_RTSTRUCT = re.findall(
-    r"\w+", "StructureSetROISequence ROIContourSequence ReferencedFrameOfReferenceSequence"
+OF_RTSTRUCT = words_in(
+    "StructureSetROISequence ROIContourSequence ReferencedFrameOfReferenceSequence"
 )
 OFF_THE_SLICES = "its outlines do not lie on the slices of their series"
 
@@ -214,12 +212,12 @@ def referenced_series(path: Path) -> set[str]:
     for frame in dataset.get("ReferencedFrameOfReferenceSequence") or []:
         for study in frame.get("RTReferencedStudySequence") or []:
             named += study.get("RTReferencedSeriesSequence") or []
-    return {pseudonym(text_of(item, "SeriesInstanceUID")) for item in named} - {""}
+    return {pseudonym(attribute_text(item, "SeriesInstanceUID")) for item in named} - {""}
 
 
 def kind_of_outlines(path: Path) -> str:
     """Return an object's modality. Raises TooLargeError where its contours are too large to be parsed."""
-    kind = text_of(load(path, ("Modality",)), "Modality")
+    kind = attribute_text(load(path, ("Modality",)), "Modality")
     if kind == "RTSTRUCT":  # the pixels of all others are not parsed
         check_size(PARSED * path.stat().st_size, "its file of outlines")
     return kind
@@ -256,7 +254,7 @@ def outlines_of(path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
 
 def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
     """Yield the segments of a SEG object."""
-    kind = text_of(dataset, "SegmentationType")
+    kind = attribute_text(dataset, "SegmentationType")
     frames = frames_of(dataset)
     check_picture((frames, dataset.Rows, dataset.Columns), "its outlines")
     check_decoder(dataset, path)
@@ -278,12 +276,12 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
 
     for segment in dataset.get("SegmentSequence") or []:
         number = int(segment.SegmentNumber)
-        yield text_of(segment, "SegmentLabel").casefold(), partial(mask, number)
+        yield attribute_text(segment, "SegmentLabel").casefold(), partial(mask, number)
 
 
 def segment_of(dataset: Dataset, frame: int) -> int:
     """Return the segment of a frame; 0 for a label map, where it is in the pixels."""
-    for groups in reversed(groups_of(dataset, frame)):
+    for groups in reversed(functional_groups(dataset, frame)):
         for item in groups.get("SegmentIdentificationSequence") or []:
             return int(item.ReferencedSegmentNumber)
     return 0
@@ -307,7 +305,7 @@ def slice_index(header: Dataset, grid: Grid) -> int:
 def contours(dataset: Dataset, grid: Grid) -> Iterator[tuple[str, Any]]:
     """Yield the outlines of an RTSTRUCT object."""
     names = {
-        int(roi.ROINumber): text_of(roi, "ROIName").casefold()
+        int(roi.ROINumber): attribute_text(roi, "ROIName").casefold()
         for roi in dataset.get("StructureSetROISequence") or []
     }
     for roi in dataset.get("ROIContourSequence") or []:

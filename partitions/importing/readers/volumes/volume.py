@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -27,11 +26,13 @@ import numpy as np
 from PIL import Image
 
 from partitions.common.files import write_atomically
+from partitions.common.names import words_in
 from partitions.common.sizes import check_picture
 from partitions.importing.readers.reader import (
     ImageInfo,
     Paths,
     ScanError,
+    first_bytes,
     fit_picture,
     fitted_size,
     hash_text,
@@ -39,9 +40,10 @@ from partitions.importing.readers.reader import (
     redacted_errors,
     slices_taken,
 )
-from partitions.importing.readers.volumes.grid import RAS, Grid, resample, same_place, steps
+from partitions.importing.readers.volumes.grid import RAS, Grid, resample, steps
 from partitions.importing.readers.volumes.nifti_file import (
-    is_nifti,
+    ENDINGS,
+    begins_nifti,
     load_nifti,
     nifti_grid,
     nifti_shape,
@@ -49,7 +51,7 @@ from partitions.importing.readers.volumes.nifti_file import (
     stored_values,
 )
 from partitions.importing.readers.volumes.series import Scan, draw_outlines, read_series
-from partitions.recipes.reading import Acquisition, ReadOptions
+from partitions.recipes.reading import Acquisition, Pair, ReadOptions
 from partitions.splits import Array
 
 PERCENTILES = (0.5, 99.5)
@@ -59,7 +61,8 @@ FIRST = "have several times or channels: the first is taken"
 
 def is_volume(files: Paths) -> bool:
     """Return whether this is a NIfTI file, not a series."""
-    return len(files) == 1 and is_nifti(files[0])
+    start, name = first_bytes(files[0]), files[0].name.lower()
+    return len(files) == 1 and (begins_nifti(start) or name.endswith(ENDINGS))
 
 
 def title_of(files: Paths) -> str:
@@ -129,9 +132,7 @@ def read_volume(
 
 
 @lru_cache(maxsize=1)  # the slices of a volume are read consecutively
-def shown_of_file(
-    path: Path, changed: int, window: tuple[float, float] | None
-) -> tuple[Grid, Array]:
+def shown_of_file(path: Path, changed: int, window: Pair | None) -> tuple[Grid, Array]:
     """Return the grid of a NIfTI file, and its values as :func:`scale_window`."""
     scan = open_scan((path,), whole=False)
     return scan.grid, scale_window(scan, window)
@@ -151,7 +152,7 @@ def axial_slice(
     return fit_picture(picture, grid.canonical.pixel, reading, resampling)
 
 
-def scale_window(scan: Scan, window: tuple[float, float] | None) -> Array:
+def scale_window(scan: Scan, window: Pair | None) -> Array:
     """Read a scan's values as 0..1, float32; in place, because a volume may take a large share of the free memory."""
     values, padding = scan.values()
     low = high = 0.0
@@ -187,7 +188,10 @@ def read_volume_mask(
                     "its mask has several times or channels: save classes 0, 1, 2, ... in one"
                 )
             mask_grid = nifti_grid(image, straight=whole)
-            if not same_place(mask_grid, grid):
+            here, there = mask_grid.canonical, grid.canonical  # whatever the order of storage
+            if here.shape != there.shape or not np.allclose(
+                here.affine, there.affine, atol=1e-2
+            ):
                 raise ScanError(
                     "its mask does not lie on its volume: another shape or another affine"
                 )
@@ -221,10 +225,9 @@ def as_source(
 # Files of predicted outlines
 
 # What the standard allows to be empty, but not to be missing (PS3.3, C.7.1.1 and C.7.2.1).
-MAY_BE_EMPTY = re.findall(
-    r"\w+",
+MAY_BE_EMPTY = words_in(
     "PatientName PatientID PatientBirthDate PatientSex StudyDate StudyTime StudyID AccessionNumber "
-    "ReferringPhysicianName",
+    "ReferringPhysicianName"
 )
 SERIES = 9001  # number of the series of outlines in its study
 SEG_WRITER = ("a SEG object", "highdicom", "written")
