@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -41,22 +41,17 @@ def write_npz(
             for name, array in arrays.items():
                 member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 with archive.open(member, "w", force_zip64=True) as out:
-                    if samples and name in samples:
-                        write_stream(out, array, samples[name])
-                    else:
+                    if not samples or name not in samples:
                         np.lib.format.write_array(
                             out, np.ascontiguousarray(array), allow_pickle=False
                         )
+                        continue
+                    header = np.lib.format.header_data_from_array_1_0(array)
+                    np.lib.format.write_array_header_1_0(out, header | {"fortran_order": False})
+                    for sample in samples[name]:
+                        out.write(sample.astype(array.dtype, copy=False).tobytes())
 
     write_atomically(path, write)
-
-
-def write_stream(out: IO[bytes], like: Array, samples: Iterable[Array]) -> None:
-    """Write the samples in the format of numpy's write_array, as an array with the shape and type of ``like``."""
-    header = np.lib.format.header_data_from_array_1_0(like) | {"fortran_order": False}
-    np.lib.format.write_array_header_1_0(out, header)
-    for sample in samples:
-        out.write(sample.astype(like.dtype, copy=False).tobytes())
 
 
 def read_arrays(path: Path) -> Arrays:
