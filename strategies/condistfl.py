@@ -29,7 +29,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.features import compute_frozen
 from models.training import taught_gradient
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OWN_LOSS
@@ -82,9 +81,7 @@ class ConDistClient(SiloClient):
         self.background = (0, *getattr(self.silo.task, "unlabelled", ()))
         if len(self.background) == 1:
             return super().gradient(x, y)
-        teacher = self.model.layout.unflatten(self.received, self.received_buffers)
-        taught = compute_frozen(self.model, teacher, x)[1]
-        return taught_gradient(self.model, x, y, taught.flatten(1), self.condist_loss)
+        return taught_gradient(self.model, x, y, self.taught(x).flatten(1), self.condist_loss)
 
     def condist_loss(self, outputs: Tensor, z: Tensor, taught: Tensor, y: Tensor) -> Tensor:
         s, last = self.settings, max(self.common.rounds - 1, 1)

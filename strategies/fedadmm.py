@@ -124,5 +124,4 @@ class FedADMM(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         step = self.step() or len(silos_of(updates)) / len(self.silos)
-        mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
-        self.state.model = self.state.model + step * mean
+        self.state.model = self.state.model + step * self.average(updates, equal=True)

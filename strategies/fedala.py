@@ -90,7 +90,7 @@ class AlaClient(SiloClient):
     def adapt(self, received: Tensor, old: Tensor) -> Tensor:
         """Return Θ̂ (Σ,) from the received model Θ and the old local model Θ_i, and learn W."""
         blocks = self.received_blocks()
-        parts = self.model.layout.parts(blocks[max(0, len(blocks) - self.ala.layers) :])
+        parts = self.layout.parts(blocks[max(0, len(blocks) - self.ala.layers) :])
         theta, local = gather(received, parts), gather(old, parts)
         difference = theta - local
         if not bool(difference.any()):  # nothing to learn, and the first stage is still to come
@@ -98,7 +98,7 @@ class AlaClient(SiloClient):
         kept = self.state.weights
         weights = torch.ones_like(difference) if kept is None else kept.clone()
         self.model.load(scatter(received, parts, local + difference * weights))
-        self.model.freeze(*self.model.layout.outside(parts))
+        self.model.freeze(*self.layout.outside(parts))
         losses: list[float] = []
         try:
             with self.model.kept_buffers():

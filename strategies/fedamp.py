@@ -104,9 +104,7 @@ class MixingStrategy(PersonalizedStrategy):
     def welcome(self, silo: str, *, trains: bool) -> None:
         """Store the mean of the others' models as this silo's model, which is mixed with theirs from now on."""
         if self.state.models:
-            self.state.models[silo] = weighted_mean(
-                self.state.models.values(), [1.0] * len(self.state.models)
-            )
+            self.state.models[silo] = weighted_mean(self.state.models.values())
 
     def begin_round(self) -> None:
         self._mixtures = self.mixtures()

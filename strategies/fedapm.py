@@ -226,5 +226,4 @@ class FedAPM(PartialStrategy):
             return
         for update in updates:
             self.state.z[update.silo] = update.vector
-        all_z = [self.state.z[name] for name in self.silos]
-        self.state.model = self.mean(all_z, [1.0] * len(all_z))
+        self.state.model = self.mean(self.state.z[name] for name in self.silos)

@@ -116,9 +116,7 @@ class FedCACClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         before = self.model.vector.clone()
         self.train()
-        mask = pack_bits(
-            critical(self.model.layout, before, self.model.vector, self.settings.tau)
-        )
+        mask = pack_bits(critical(self.layout, before, self.model.vector, self.settings.tau))
         propose(self.state, self.round, {"critical": mask})
         return [self.model.vector.clone(), mask]
 
@@ -146,8 +144,7 @@ class FedCAC(PersonalizedStrategy):
     def payload(self, silo: str) -> Payload:
         vectors = {GLOBAL: self.state.model}
         if like := self._like.get(silo):
-            models = (self.state.models[n] for n in like)
-            vectors["customised"] = weighted_mean(models, [1.0] * len(like))
+            vectors["customised"] = weighted_mean(self.state.models[n] for n in like)
         return self.pack(vectors)
 
     def like(self) -> dict[str, list[str]]:
@@ -182,12 +179,9 @@ class FedCAC(PersonalizedStrategy):
     check = check_bits
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        mean = weighted_mean(
-            (u.vectors["model"] for u in updates), [u.samples for u in updates]
-        )
-        self.state.model = mean
+        super().aggregate(updates)
         for update in updates:
-            self.state.models[update.silo] = update.vectors["model"]
+            self.state.models[update.silo] = update.vector
             self.state.critical[update.silo] = update.vectors["critical"]
 
 

@@ -40,6 +40,7 @@ from strategies.base.partial import (
     PartialStrategy,
     Split,
     head_blocks,
+    head_parts,
     split_parts,
 )
 from strategies.base.settings import setting
@@ -96,7 +97,7 @@ class ContextClient(PartialClient):
         return split_parts(layout, head_blocks(layout, "own", "context"))
 
     def newcomer_parts(self) -> Sequence[slice]:
-        return self.model.layout.parts(head_blocks(self.model.layout, "own"))
+        return head_parts(self.layout, "own")
 
 
 class FedCPClient(ContextClient):
@@ -104,24 +105,21 @@ class FedCPClient(ContextClient):
 
     def place_own(self, vector: Tensor) -> Tensor:
         """Return the vector (Σ,) with this silo's context: drawn in the first round, then from its own head."""
-        layout = self.model.layout
-        (context,) = layout.parts(head_blocks(layout, "context"))
+        layout = self.layout
+        (context,) = head_parts(layout, "context")
         features = context.stop - context.start
         if self.state.personal is None:
             rng = generator(self.common.seed, self.silo.name, "context")
             vector[context] = torch.rand(features, generator=rng).to(vector.device)
         else:
-            (head,) = layout.parts(head_blocks(layout, "own"))
+            (head,) = head_parts(layout, "own")
             classes = (head.stop - head.start) // (features + 1)
             vector[context] = vector[head][: classes * features].view(classes, features).sum(0)
         return vector
 
     def newcomer(self) -> Tensor:
         """Return the received model with P = G, as in round 1."""
-        personal, shared = (
-            self.model.layout.parts(head_blocks(self.model.layout, name))
-            for name in ("own", "shared")
-        )
+        personal, shared = (head_parts(self.layout, name) for name in ("own", "shared"))
         return scatter(self.received, personal, gather(self.received, shared))
 
     def newcomer_parts(self) -> Sequence[slice]:
@@ -129,13 +127,11 @@ class FedCPClient(ContextClient):
         return super().newcomer_parts()
 
     def local_update(self) -> list[Tensor]:
-        layout, vector = self.model.layout, self.model.vector
+        layout, vector = self.layout, self.model.vector
         self.start = vector.clone()
-        self.train(parts=layout.outside(layout.parts(head_blocks(layout, "shared", "context"))))
+        self.train(parts=layout.outside(head_parts(layout, "shared", "context")))
         sent = vector.clone()
-        personal, shared = (
-            layout.parts(head_blocks(layout, name))[0] for name in ("own", "shared")
-        )
+        personal, shared = (head_parts(layout, name)[0] for name in ("own", "shared"))
         sent[shared] = (vector[personal] + vector[shared]) / 2
         return [gather(sent, self.shared)]
 

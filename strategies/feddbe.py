@@ -73,11 +73,7 @@ class FedDBEClient(SiloClient):
     def receive(self) -> Tensor:
         self.warms_up = MEAN not in self.models
         u = self.state.bias
-        self.u = (
-            torch.zeros(self.model.layout.features, device=self.model.device)
-            if u is None
-            else u
-        )
+        self.u = torch.zeros(self.layout.features, device=self.model.device) if u is None else u
         return self.fold_bias(self.shared_model)
 
     def local_update(self) -> list[Tensor]:
@@ -146,7 +142,7 @@ class FedDBEClient(SiloClient):
         """Return w with the last bias b + W u."""
         if not self.settings.bias:
             return vector
-        weight, bias = self.model.layout.linear_head()
+        weight, bias = self.layout.linear_head()
         result = vector.clone()
         result[bias.start : bias.stop] += (
             vector[weight.start : weight.stop].view(weight.shape) @ self.u
@@ -193,7 +189,7 @@ class FedDBE(PersonalizedStrategy):
         return Payload(models if mean is None else {**models, MEAN: Model(mean, round=1)})
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        mean = self.mean((u.vector for u in updates), [u.samples for u in updates])
+        mean = self.average(updates)
         if self.state.mean is not None:
             self.state.model = mean
             return

@@ -133,6 +133,6 @@ class FedDyn(PersonalizedStrategy):
     def aggregate(self, updates: Sequence[Update]) -> None:
         theta = self.state.model
         alpha = self.settings.alpha
-        mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
+        mean = self.average(updates, equal=True)
         h = self.state.h - alpha * len(silos_of(updates)) / len(self.silos) * (mean - theta)
         self.state.model, self.state.h = mean - h / alpha, h

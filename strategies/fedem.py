@@ -117,7 +117,7 @@ class FedEMClient(PartialClient):
     def local_update(self) -> list[Tensor]:
         (place,), vector = self.private, self.model.vector
         self.before = vector[place].clone()
-        self.fixed = self.model.layout.unflatten(vector.clone(), self.model.buffers.clone())
+        self.fixed = self.layout.unflatten(vector.clone(), self.model.buffers.clone())
         vector[place] = self.e_step(self.before)
         self.train(parts=self.shared)
         return [vector[self.shared[0]].clone()]

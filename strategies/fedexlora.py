@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from models.flat import gather, scatter
-from models.layout import Layout, size_of
+from models.layout import Layout
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import EACH_MODEL, ONE_MODEL, No
@@ -50,7 +50,7 @@ def trained_parts(layout: Layout) -> tuple[slice, ...]:
 
 class FedExLoRAClient(SiloClient):
     def local_update(self) -> list[Tensor]:
-        parts = trained_parts(self.model.layout)
+        parts = trained_parts(self.layout)
         self.train(parts=parts)
         return [gather(self.model.vector, parts)]
 
@@ -77,13 +77,8 @@ class FedExLoRA(PersonalizedStrategy):
     def check_fit(self) -> None:
         trained_parts(self.layout)
 
-    def sizes(self, silo: str) -> dict[str, int]:
-        return {"shared": size_of(trained_parts(self.layout))}
-
-    def centre(self, name: str, update: Update) -> Tensor | None:
-        if name == "shared":
-            return gather(self.state.model, trained_parts(self.layout))
-        return super().centre(name, update)
+    def sent_parts(self, silo: str) -> tuple[slice, ...]:
+        return trained_parts(self.layout)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         parts, weights = trained_parts(self.layout), self.weights(updates)

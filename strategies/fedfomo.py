@@ -146,7 +146,7 @@ class FedFomo(PersonalizedStrategy):
         state.affinity = {i: {**row, silo: 0.0} for i, row in state.affinity.items()}
         state.affinity = {**state.affinity, silo: {j: float(j == silo) for j in self.silos}}
         if state.models:
-            state.models[silo] = weighted_mean(state.models.values(), [1.0] * len(state.models))
+            state.models[silo] = weighted_mean(state.models.values())
             state.last_rounds = {**state.last_rounds, silo: self.round - 1}
 
     def payload(self, silo: str) -> Payload:

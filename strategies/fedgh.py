@@ -66,7 +66,7 @@ class FedGHClient(PartialClient):
     def local_update(self) -> list[Tensor]:
         self.train()
         z, y = all_features(self.model, self.silo.train), self.silo.train.y
-        sums, counts = class_sums(z, y, self.model.layout.classes)
+        sums, counts = class_sums(z, y, self.layout.classes)
         marks = (class_shares(self.silo, counts, self.settings.min_count) > 0).float()
         return [make_table(means_of(sums, counts), marks)]
 

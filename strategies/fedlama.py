@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from models.flat import gather, scatter
-from models.layout import Layout, size_of
+from models.layout import Layout
 from partitions.common.adding import added
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS, Sums
@@ -94,7 +94,7 @@ class FedLAMAClient(SiloClient):
     state: LamaClientState
 
     def receive(self) -> Tensor:
-        layout, received = self.model.layout, self.shared_model
+        layout, received = self.layout, self.shared_model
         if not self.common.secure_aggregation:
             return scatter(
                 self.previous(), flagged_parts(layout, self.numbers["fresh"]), received
@@ -107,7 +107,7 @@ class FedLAMAClient(SiloClient):
 
     def local_update(self) -> list[Tensor]:
         self.train()
-        layout, trained = self.model.layout, self.model.vector
+        layout, trained = self.layout, self.model.vector
         layers = gather(trained, flagged_parts(layout, self.numbers["due"]))
         if not self.common.secure_aggregation:
             return [layers]
@@ -158,9 +158,12 @@ class FedLAMA(PersonalizedStrategy):
     def shared_parts(self) -> list[slice]:
         return flagged_parts(self.layout, self.due())
 
+    def sent_parts(self, silo: str) -> list[slice]:
+        return self.shared_parts()
+
     def sizes(self, silo: str) -> dict[str, int]:
         squares = len(self.layout.parameters) * self.adjusts()
-        return {"layers": size_of(self.shared_parts()), "squares": squares}
+        return {**super().sizes(silo), "squares": squares}
 
     def most_sizes(self, silo: str) -> dict[str, int]:
         return {"squares": len(self.layout.parameters)}
@@ -182,11 +185,6 @@ class FedLAMA(PersonalizedStrategy):
         if heard not in self._packed:
             self._packed[heard] = gather(self.state.model, flagged_parts(self.layout, fresh))
         return self.pack({GLOBAL: self._packed[heard]}, fresh=fresh, due=self.due())
-
-    def centre(self, name: str, update: Update) -> Tensor | None:
-        if name == "layers":
-            return gather(self.state.model, self.shared_parts())
-        return super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         state, due, before = self.state, self.due(), self.state.model

@@ -42,7 +42,7 @@ class FedLCClient(SiloClient):
     settings: LcSettings
 
     def local_update(self) -> list[Tensor]:
-        counts = members(self.silo.train.y, self.model.layout.classes).sum(0)
+        counts = members(self.silo.train.y, self.layout.classes).sum(0)
         self.margins = self.settings.tau * counts.pow(-0.25)
         self.present = counts > 0
         return super().local_update()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from models.flat import gather
-from models.layout import Block, Entry, Layout, size_of
+from models.layout import Block, Entry, Layout
 from models.training import generator
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS, Sums
@@ -67,7 +67,7 @@ class FedLPClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         self.train()
         parts = parts_to_send(
-            self.model.layout, self.settings, self.common, self.silo.name, self.round
+            self.layout, self.settings, self.common, self.silo.name, self.round
         )
         return [gather(self.model.vector, parts)]
 
@@ -97,16 +97,8 @@ class FedLP(PersonalizedStrategy):
     def sent_parts(self, silo: str) -> list[slice]:
         return parts_to_send(self.layout, self.settings, self.common, silo, self.round)
 
-    def sizes(self, silo: str) -> dict[str, int]:
-        return {"layers": size_of(self.sent_parts(silo))}
-
     def most_sizes(self, silo: str) -> dict[str, int]:
         return {}
-
-    def centre(self, name: str, update: Update) -> Tensor | None:
-        if name == "layers":
-            return gather(self.state.model, self.sent_parts(update.silo))
-        return super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         weights = {

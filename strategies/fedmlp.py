@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.features import all_features, class_sums, compute_frozen, means_of
+from models.features import all_features, class_sums, means_of
 from models.training import taught_gradient
 from partitions.common.errors import DataError
 from strategies.base.client import SiloClient
@@ -179,9 +179,7 @@ class FedMLPClient(SiloClient):
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         if not self.lacks or not self.settings.lambda_:
             return super().gradient(x, y)
-        teacher = self.model.layout.unflatten(self.received, self.received_buffers)
-        taught = compute_frozen(self.model, teacher, x)[1]
-        return taught_gradient(self.model, x, y, taught, self.taught_loss)
+        return taught_gradient(self.model, x, y, self.taught(x), self.taught_loss)
 
     def taught_loss(self, outputs: Tensor, z: Tensor, taught: Tensor, y: Tensor) -> Tensor:
         rest = (self.lacking & (y < 0)).float()

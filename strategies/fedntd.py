@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.features import compute_frozen, members
+from models.features import members
 from models.training import taught_gradient
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
@@ -45,9 +45,7 @@ class FedNTDClient(SiloClient):
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         if not self.settings.beta:
             return super().gradient(x, y)
-        teacher = self.model.layout.unflatten(self.received, self.received_buffers)
-        taught = compute_frozen(self.model, teacher, x)[1]
-        return taught_gradient(self.model, x, y, taught, self.distillation_loss)
+        return taught_gradient(self.model, x, y, self.taught(x), self.distillation_loss)
 
     def distillation_loss(self, logits: Tensor, z: Tensor, taught: Tensor, y: Tensor) -> Tensor:
         s, true = self.settings, members(y, logits.shape[1]) > 0

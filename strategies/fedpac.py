@@ -220,11 +220,11 @@ class FedPAC(PersonalizedStrategy):
         self.number(update, "variance")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        state, samples = self.state, [float(u.samples) for u in updates]
-        state.model = weighted_mean((u.vectors["model"] for u in updates), samples)
+        super().aggregate(updates)
+        state, samples = self.state, self.weights(updates)
         tables = [u.vectors[PROTOTYPES] for u in updates]
         state.prototypes = average(tables, samples, self.layout.classes, state.prototypes)
-        heads = torch.stack([u.vectors["model"][self.last] for u in updates])
+        heads = torch.stack([u.vector[self.last] for u in updates])
         if not self.settings.mix:
             state.heads.update(
                 {u.silo: head.clone() for u, head in zip(updates, heads, strict=True)}

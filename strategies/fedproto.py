@@ -180,7 +180,7 @@ class FedProtoClient(SiloClient):
     settings: ProtoSettings
 
     def receive(self) -> Tensor:
-        classes, features = self.model.layout.classes, self.model.layout.features
+        classes, features = self.layout.classes, self.layout.features
         present = members(self.silo.train.y, classes).sum(0) > 0
         self.own_classes = present.float()
         nothing = torch.zeros(classes * (features + 1), device=self.model.device)
@@ -251,7 +251,7 @@ class FedProtoClient(SiloClient):
             chosen &= self.own_classes > 0
         if self.settings.predict == "head" or not bool(chosen.any()):
             return vector
-        weight, bias = self.model.layout.linear_head()
+        weight, bias = self.layout.linear_head()
         vector = vector.clone()
         vector[weight.start : weight.stop] = (2 * centres * chosen[:, None]).flatten()
         vector[bias.start : bias.stop] = torch.where(chosen, -centres.square().sum(1), NEVER)

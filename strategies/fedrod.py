@@ -98,7 +98,7 @@ class FedRoDClient(SiloClient):
 
     def head_gradient(self, personal: Tensor, generic: Tensor, z: Tensor, y: Tensor) -> Tensor:
         """Return the gradient of CE(generic + P z, y) with respect to P."""
-        weight = self.model.layout.linear_head()[0]
+        weight = self.layout.linear_head()[0]
         head = personal.detach().requires_grad_()
         split = weight.stop - weight.start
         logits = generic + F.linear(z, head[:split].view(weight.shape), head[split:])

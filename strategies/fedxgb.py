@@ -55,7 +55,7 @@ class FedXgbClient(Boosting, SiloClient):
     settings: XgbSettings
 
     def local_update(self) -> list[Tensor]:
-        nodes = nodes_of(self.model.layout, self.model.vector)
+        nodes = nodes_of(self.layout, self.model.vector)
         start = count_used(nodes)
         self.train()
         return [nodes[start : start + self.common.local_epochs].flatten().clone()]

@@ -48,6 +48,7 @@ from strategies.base.partial import (
     PartialStrategy,
     Split,
     head_blocks,
+    head_parts,
     split_parts,
 )
 from strategies.base.settings import setting
@@ -194,7 +195,7 @@ class Floco(PartialStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         if self.round == self.settings.tau:
-            (part,) = self.layout.parts(head_blocks(self.layout, "corners"))
+            (part,) = head_parts(self.layout, "corners")
             w = self.state.model[part]
             steps = torch.stack([w - u.vector[part] for u in updates]).double().cpu()
             points = silo_points(steps, self.settings.corners).to(w)

@@ -224,16 +224,16 @@ class GaussianClient(SiloClient):
     def receive(self) -> Tensor:
         if HEAD not in self.models:
             return self.silo.initial("")
-        part = head_of(self.model.layout, self.settings)
+        part = head_of(self.layout, self.settings)
         # The body stays the seed's from round to round
         return scatter(self.previous(), [part], self.models[HEAD].vector)
 
     def received_blocks(self) -> list[str]:
-        layout = self.model.layout
+        layout = self.layout
         return layout.names_in([head_of(layout, self.settings)])
 
     def local_update(self) -> list[Tensor]:
-        silo, s, layout = self.silo, self.settings, self.model.layout
+        silo, s, layout = self.silo, self.settings, self.layout
         least_samples(silo, self.common, len(silo.train))
         rows = members(silo.train.y, layout.classes).double()
         if self.privacy is None:
@@ -255,10 +255,10 @@ class GaussianClient(SiloClient):
         norm = privacy.plan.clip_norm
         z, some = features_of_each(self.model, self.silo.train, norm)
         rows = rows * (some * privacy.unit_shares().to(some))[:, None]
-        most = norms_of(self.model.layout, self.settings.head, norm).to(z)
+        most = norms_of(self.layout, self.settings.head, norm).to(z)
         moments = pack(z, rows, self.settings.head)
         moments = privacy.noised(moments / most, MOST) * most
-        table = table_of(moments, self.model.layout, self.settings.head)[0]  # a view
+        table = table_of(moments, self.layout, self.settings.head)[0]  # a view
         table[table[:, 0] < self.silo.min_cell] = 0.0
         return moments / table[:, 0].sum().clamp(min=1)
 

@@ -36,7 +36,7 @@ from models.flat import gather
 from models.networks.blocks import Values
 from models.training import feature_gradient
 from strategies.base.info import OWN_PARTS, No
-from strategies.base.partial import PartialStrategy, head_blocks
+from strategies.base.partial import PartialStrategy, head_parts
 from strategies.base.settings import setting
 from strategies.base.transport.kinds import SHARED_SOME
 from strategies.fedcp import ContextClient
@@ -93,9 +93,9 @@ class GPFLClient(ContextClient):
 
     def place_own(self, vector: Tensor) -> Tensor:
         """Return the vector (Σ,) with this silo's context, and store the embeddings that it is computed from."""
-        layout = self.model.layout
-        (place,) = layout.parts(head_blocks(layout, "embeddings"))
-        (context,) = layout.parts(head_blocks(layout, "context"))
+        layout = self.layout
+        (place,) = head_parts(layout, "embeddings")
+        (context,) = head_parts(layout, "context")
         features = context.stop - context.start
         self.targets = vector[place].view(-1, features).clone()
         embeddings = self.targets
@@ -109,14 +109,14 @@ class GPFLClient(ContextClient):
         return vector
 
     def local_update(self) -> list[Tensor]:
-        layout, mu = self.model.layout, self.settings.mu
-        decayed = layout.parts(head_blocks(layout, "embeddings", "valve"))
+        layout, mu = self.layout, self.settings.mu
+        decayed = head_parts(layout, "embeddings", "valve")
 
         def decay(w: Tensor, g: Tensor) -> None:
             for part in decayed:
                 g[part].add_(w[part], alpha=mu)
 
-        trained = layout.outside(layout.parts(head_blocks(layout, "context")))
+        trained = layout.outside(head_parts(layout, "context"))
         self.train(parts=trained, correction=decay if mu else None)
         return [gather(self.model.vector, self.shared)]
 

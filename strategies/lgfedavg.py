@@ -63,7 +63,7 @@ class LGFedAvgClient(PartialClient):
 
     def receive(self) -> Tensor:
         received = self.shared_model
-        if len(received) < self.model.layout.size:
+        if len(received) < self.layout.size:
             return super().receive()
         self.shared, self.private = self.parts()
         return received

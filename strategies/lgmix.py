@@ -112,7 +112,7 @@ class LgMixClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         state, w = self.state, self.shared_model
         self.own_spread, self.shared_spread = Spread(), Spread()
-        self.shared = self.model.layout.unflatten(w, self.received_buffers)
+        self.shared = self.layout.unflatten(w, self.received_buffers)
         self.train()
         change = self.model.vector - self.received
         if self.settings.ratio < 0:

@@ -160,6 +160,4 @@ class LpProj(PersonalizedStrategy):
         return {"projection": self.settings.dimension}
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        w, beta = self.state.model, self.settings.beta
-        mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
-        self.state.model = mean if beta == 1 else w + beta * (mean - w)
+        self.step_towards(self.average(updates, equal=True), self.settings.beta)

@@ -54,7 +54,7 @@ class MoonClient(SiloClient):
 
     def local_update(self) -> list[Tensor]:
         last = self.state.personal
-        unflatten = self.model.layout.unflatten
+        unflatten = self.layout.unflatten
         self.contrasts = []
         if last is not None and self.settings.mu:
             buffers = self.state.personal_buffers

@@ -73,7 +73,7 @@ class PartialFedClient(PartialClient):
         if self.state.personal is None:
             return received
         if self.shares_buffers and self.state.personal_buffers is not None:
-            layout, norm = self.model.layout, self.settings.personal == "norm"
+            layout, norm = self.layout, self.settings.personal == "norm"
             parts = layout.norm_buffers() if norm else layout.buffer_parts(self.private)
             write(self.model.buffers, parts, gather(self.state.personal_buffers, parts))
         return scatter(received, self.private, gather(self.state.personal, self.private))

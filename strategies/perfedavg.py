@@ -126,7 +126,5 @@ class PerFedAvg(PersonalizedStrategy):
     settings: PerFedAvgSettings
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        weights = [
-            float(u.samples) if self.settings.weighting == "samples" else 1.0 for u in updates
-        ]
-        self.state.model = self.mean((u.vector for u in updates), weights)
+        equal = self.settings.weighting == "uniform"
+        self.state.model = self.average(updates, equal=equal)

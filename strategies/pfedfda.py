@@ -162,17 +162,17 @@ class FDAClient(PartialClient):
         return split_parts(layout, [layout.blocks[-1].name])
 
     def receive(self) -> Tensor:
-        self.gaussians = read_gaussians(self.models[GAUSSIANS].vector, self.model.layout)
+        self.gaussians = read_gaussians(self.models[GAUSSIANS].vector, self.layout)
         return super().receive()
 
     def first_model(self) -> Tensor:
-        other, layout = copy.copy(self), self.model.layout
+        other, layout = copy.copy(self), self.layout
         other.gaussians = read_gaussians(first_gaussians(layout, self.common.seed), layout)
         return other.place_own(self.silo.initial("").clone())
 
     def place_own(self, vector: Tensor) -> Tensor:
         """Write the head of the received Gaussians, mixed with the own estimates below the body."""
-        classes = self.model.layout.classes
+        classes = self.layout.classes
         y = self.silo.train.y
         shares = members(y, classes).double().mean(0)
         self.shares = (shares + SHRINK) / (1 + classes * SHRINK)

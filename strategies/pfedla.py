@@ -141,7 +141,7 @@ class PFedLA(PersonalizedStrategy):
     def welcome(self, silo: str, *, trains: bool) -> None:
         """Store the mean of the others' models as this silo's: no hypernetwork was trained with it."""
         models = self.state.models
-        models[silo] = weighted_mean(models.values(), [1.0] * len(models))
+        models[silo] = weighted_mean(models.values())
         if trains:
             self.grow(silo)
 

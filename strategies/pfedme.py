@@ -95,7 +95,4 @@ class PFedMe(PersonalizedStrategy):
     settings: PFedMeSettings
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        before, beta = self.state.model, self.settings.beta
-        super().aggregate(updates)
-        if beta != 1:
-            self.state.model = before + beta * (self.state.model - before)
+        self.step_towards(self.average(updates), self.settings.beta)

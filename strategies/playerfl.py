@@ -104,10 +104,8 @@ class PLayerClient(PartialClient):
             ):
                 self.gradient(*train.take(index))
                 gradient.add_(self.model.gradient, alpha=1 / count)
-        squares: dict[str, list[Tensor]] = {
-            block.name: [] for block in self.model.layout.blocks
-        }
-        for e in self.model.layout.parameters:
+        squares: dict[str, list[Tensor]] = {block.name: [] for block in self.layout.blocks}
+        for e in self.layout.parameters:
             if e.name.endswith("bias"):
                 continue
             w, g = (vector[e.start : e.stop] for vector in (trained, gradient))
@@ -115,7 +113,7 @@ class PLayerClient(PartialClient):
                 tokens = torch.cat(rows[e.name])
                 share = tokens.bincount(minlength=e.shape[0]) / len(tokens)
                 w, g = (share @ values.view(e.shape) for values in (w, g))
-            block = next(b for b in self.model.layout.blocks if b.start <= e.start < b.stop)
+            block = next(b for b in self.layout.blocks if b.start <= e.start < b.stop)
             squares[block.name].append((w * g).square())
         return [float(torch.cat(values).mean()) for values in squares.values()]
 
@@ -191,7 +189,7 @@ class PLayerFL(PartialStrategy):
             raise DataError(f"'sensitivity' is {values!r:.80}, not a number for each layer")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        mean = self.mean((u.vector for u in updates), [u.samples for u in updates])
+        mean = self.average(updates)
         if self.state.cut < 0:
             table = (
                 [u.vectors["sensitivity"].tolist() for u in updates]

@@ -163,17 +163,12 @@ class Scaffold(PersonalizedStrategy):
             self.number(update, "steps")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        x = self.state.model
-        c = self.state.control
-        equal = [1.0] * len(updates)
         changes = [
             u.vectors["control"] if "control" in u.vectors else self.change(u) for u in updates
         ]
-        mean = self.mean((u.vector for u in updates), equal)
-        step = self.settings.server_learning_rate
-        self.state.model = mean if step == 1 else x + step * (mean - x)
+        self.step_towards(self.average(updates, equal=True), self.settings.server_learning_rate)
         share = len(silos_of(updates)) / len(self.silos)
-        self.state.control = c + share * self.mean(changes, equal)
+        self.state.control = self.state.control + share * self.mean(changes)
 
     def change(self, update: Update) -> Tensor:
         """Return c_i⁺ - c_i of a silo that sent only its model and K."""

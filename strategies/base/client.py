@@ -24,7 +24,7 @@ from partitions.common.own_code import load_function
 from partitions.common.settings import values_of
 from strategies.base.aggregation.secure import integers_of
 from strategies.base.contract import SiloMethod
-from strategies.base.info import MethodInfo, shares_buffers, upload_names
+from strategies.base.info import MethodInfo
 from strategies.base.privacy import PrivateTraining, kept_finite, private_gradients
 from strategies.base.settings import Common
 from strategies.base.silo import RECEIVED, Silo, check_step, class_weights
@@ -53,7 +53,7 @@ class SiloClient(SiloMethod, NumPyClient):
     ) -> None:
         self.silo, self.common, self.settings, self.info = silo, common, settings, info
         self.state = self.state_type(state.arrays, state.numbers)
-        self.model = silo.model
+        self.model, self.layout = silo.model, silo.model.layout
         weights = class_weights(silo) if common.class_weights == "balanced" else None
         self.model.compute(
             Passes(
@@ -199,18 +199,6 @@ class SiloClient(SiloMethod, NumPyClient):
             self.measured_round = self.state.numbers.get("round", 0)
             metrics |= self.measure("personal", self.previous())
         return metrics.get("received.test.loss", float("nan")), len(self.silo.test), metrics
-
-    @property
-    def shares_buffers(self) -> bool:
-        """Return whether BatchNorm statistics travel with the model."""
-        return shares_buffers(self.info, self.common) and bool(self.shared_buffers())
-
-    def upload_names(self) -> tuple[str, ...]:
-        """Return the names of the vectors that this round sends."""
-        secure = self.common.secure_aggregation
-        return upload_names(
-            self.info, self.settings, buffers=self.shares_buffers, secure=secure
-        )
 
     def begin(self, config: Mapping[str, Any]) -> Tensor:
         """Begin a round or an evaluation with its message; return the received model, which the network holds."""

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from models.features import compute_frozen
+from models.flat import gather
 from models.layout import Layout, size_of
 from models.training import Loss, Network, generator, loss_gradient
 from partitions.common.errors import DataError
@@ -29,7 +31,32 @@ from strategies.base.transport.kinds import Plain
 from strategies.base.transport.payload import Model, Number, Payload, Update, model_of
 
 
-class SiloMethod(TrainingLoop):
+class Uploading:
+    """What silo and server both know of the vectors that a silo sends."""
+
+    info: MethodInfo
+    common: Common
+    settings: Any  # the method's own
+    layout: Layout  # of the model
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        """Return the parts of the BatchNorm statistics (of shared blocks) that travel with ``buffers = "shared"``."""
+        return self.layout.buffer_parts([slice(0, self.layout.size)])
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Return whether BatchNorm statistics travel with the models of this round."""
+        both = self.info.training.buffers == self.common.buffers == "shared"
+        return both and bool(self.info.uploads) and bool(self.shared_buffers())
+
+    def upload_names(self) -> tuple[str, ...]:
+        """Return the names of the vectors that a silo sends in this round; settings may narrow ``info.uploads``."""
+        names = getattr(self.settings, "uploads", self.info.uploads)
+        also = self.info.summed_also if self.common.secure_aggregation else ()
+        return (*names, *also, *([BUFFERS] if self.shares_buffers else []))
+
+
+class SiloMethod(Uploading, TrainingLoop):
     """The silo's half. Most methods override :meth:`receive`, :meth:`local_update` and :meth:`personal`.
 
     ``self.state`` holds what has to last until the next round. Replace an array, never write into it: if a round fails,
@@ -41,7 +68,6 @@ class SiloMethod(TrainingLoop):
     # State entries that prediction needs in addition to the vector
     needed_to_predict: ClassVar[tuple[str, ...]] = ()
     no_file: str = ""  # the reason why no file of one network can hold the personal model
-    settings: Any  # the method's own
 
     # What the server sent: vectors and numbers by name. What a method sends in addition to its vectors.
     models: Mapping[str, Model]
@@ -88,12 +114,7 @@ class SiloMethod(TrainingLoop):
 
     def received_blocks(self) -> list[str]:
         """Return the names of the layer blocks that come from the server, input to output."""
-        return [b.name for b in self.model.layout.blocks]
-
-    def shared_buffers(self) -> tuple[slice, ...]:
-        """Return the parts of the BatchNorm statistics (of shared blocks) that travel with ``buffers = "shared"``."""
-        layout = self.model.layout
-        return layout.buffer_parts([slice(0, layout.size)])
+        return [b.name for b in self.layout.blocks]
 
     def noised_passes(self) -> tuple[int, ...]:
         """Return the epochs of each training with private gradients in this round's :meth:`local_update`.
@@ -127,6 +148,11 @@ class SiloMethod(TrainingLoop):
         copies = self.late and self.info.newcomer in ("model", "copy") and GLOBAL in self.models
         return self.shared_model if copies else self.silo.initial("")
 
+    def taught(self, x: Any) -> Tensor:
+        """Return what the received model answers to a batch, in evaluation mode."""
+        teacher = self.layout.unflatten(self.received, self.received_buffers)
+        return compute_frozen(self.model, teacher, x)[1]
+
     def loss_over(self, weights: Tensor | None) -> Loss:
         """Return the run's loss of one answer, over as many classes as have weights."""
         c = self.common
@@ -140,14 +166,13 @@ class SiloMethod(TrainingLoop):
         self.moved[of] = steps
 
 
-class ServerMethod:
+class ServerMethod(Uploading):
     """The server's half. Most methods override :meth:`start_state`, :meth:`payload` and :meth:`aggregate`.
 
     Everything it needs in the next round is in ``self.state``, which is checkpointed. A silo that is absent from a
     round is not in ``updates``. What the round loop decides is in ``self.plan``.
     """
 
-    info: ClassVar[MethodInfo]
     Settings: ClassVar[type[Any]] = NoSettings
     # What a search draws on a log scale, with lowest and highest value: the run's learning rate (unless it stands here,
     # from .01 to .5) and at most one setting of the method. ``rate_times_silos``: a silo's steps are scaled by its
@@ -164,9 +189,6 @@ class ServerMethod:
     # Whether a change of low rank has a residual beside its factors, which the server sets (models/lora.py)
     lora_residual: ClassVar[bool] = False
 
-    common: Common
-    settings: Any
-    layout: Layout
     state: ServerState
     plan: RoundPlan
     round: int
@@ -208,9 +230,14 @@ class ServerMethod:
         """Return the payload of this silo in round ``self.round``."""
         return self.pack({GLOBAL: self.state.model})
 
+    def sent_parts(self, silo: str) -> Sequence[slice] | None:
+        """Return the parts of ``self.state.model`` in this silo's first vector of this round; None: other ones."""
+        return None
+
     def sizes(self, silo: str) -> Mapping[str, int]:
         """Return the lengths of uploaded vectors that are no whole model, in this round and from this silo."""
-        return {}
+        parts = self.sent_parts(silo)
+        return {} if parts is None else {next(iter(self.info.uploads)): size_of(parts)}
 
     def most_sizes(self, silo: str) -> Mapping[str, int]:
         """Return the most that :meth:`sizes` returns in any round; a method whose lengths change overrides it."""
@@ -238,6 +265,9 @@ class ServerMethod:
         """
         if self.info.kinds[name].step:
             return None
+        parts = self.sent_parts(update.silo)
+        if parts is not None and name == next(iter(self.info.uploads)):
+            return gather(self.state.model, parts)
         sent = self.sent.get(update.silo, {})
         base = sent.get(name)
         if base is None and name != BUFFERS:
@@ -245,10 +275,6 @@ class ServerMethod:
             base = sent.get(GLOBAL) or Model(self.initial("") if last is None else last)
         fits = base is not None and len(base.vector) == self.upload_size(name, update.silo)
         return base.vector if base is not None and fits else None
-
-    def shared_buffers(self) -> tuple[slice, ...]:
-        """Return the parts of the BatchNorm statistics that travel with ``buffers = "shared"``."""
-        return self.layout.buffer_parts([slice(0, self.layout.size)])
 
     # ---- To use ----------------------------------------------------------------------------------------------------
 
@@ -262,14 +288,19 @@ class ServerMethod:
         models = {name: Model(v, round=self.round - 1) for name, v in vectors.items()}
         return Payload(models, numbers)
 
-    def mean(self, vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-        """Return the weighted mean of silos' vectors, or the estimate with which ``robust`` replaces it."""
+    def mean(self, vectors: Iterable[Tensor], weights: Sequence[float] | None = None) -> Tensor:
+        """Return the mean of silos' vectors (no weights: each counts the same), or what ``robust`` puts there."""
         rule = replacement(self.common)
         return weighted_mean(vectors, weights) if rule is None else rule(list(vectors))
 
-    def average(self, updates: Sequence[Update]) -> Tensor:
-        """Return the mean of the silos' first vectors, by :meth:`weights`."""
-        return self.mean((u.vector for u in updates), self.weights(updates))
+    def average(self, updates: Sequence[Update], *, equal: bool = False) -> Tensor:
+        """Return the mean of the silos' first vectors, by :meth:`weights`, or each counting the same."""
+        return self.mean((u.vector for u in updates), None if equal else self.weights(updates))
+
+    def step_towards(self, mean: Tensor, share: float) -> None:
+        """Move the model by a share of the way to a mean; a share of 1 is the mean itself, without rounding."""
+        w = self.state.model
+        self.state.model = mean if share == 1 else w + share * (mean - w)
 
     def number(self, update: Update, name: str, high: float = math.inf) -> Any:
         """Return a number that a silo sent, or several. Raises DataError where its kind does not allow it."""

@@ -258,22 +258,6 @@ OWN_MIXTURE = partial(
 )
 
 
-def shares_buffers(info: MethodInfo, common: Common) -> bool:
-    """Return whether BatchNorm statistics travel with the method's models."""
-    both = info.training.buffers == common.buffers == "shared"
-    return bool(info.uploads) and both
-
-
-def upload_names(
-    info: MethodInfo, settings: Any, *, buffers: bool, secure: bool
-) -> tuple[str, ...]:
-    """Return the names of the vectors that a silo sends in a round; a method's settings may narrow ``uploads``."""
-    names = getattr(settings, "uploads", info.uploads)
-    also = tuple(info.summed_also) if secure else ()
-    statistics = ("buffers",) if buffers else ()
-    return (*names, *also, *statistics)
-
-
 def check_wire(info: MethodInfo, common: Common) -> None:
     """Raise UserError for a format that the method does not declare, or an invalid combination of ``wire-...``."""
     if common.wire_sparse and sends_changes(common):

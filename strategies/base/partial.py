@@ -75,6 +75,11 @@ def head_blocks(layout: Layout, *names: str) -> list[str]:
     ]
 
 
+def head_parts(layout: Layout, *names: str) -> tuple[slice, ...]:
+    """Return the parts of the vector with these blocks of a method's own head."""
+    return layout.parts(head_blocks(layout, *names))
+
+
 def split_parts(layout: Layout, personal: Sequence[str]) -> Split:
     """Return the shared and the personal parts of the vector."""
     return layout.parts(b.name for b in layout.blocks if b.name not in personal), layout.parts(
@@ -108,13 +113,13 @@ class PartialClient(SiloClient):
         return split_parts(layout, personal_blocks(layout, settings))
 
     def parts(self) -> Split:
-        return self.split(self.model.layout, self.settings, self.round, self.numbers)
+        return self.split(self.layout, self.settings, self.round, self.numbers)
 
     def shared_buffers(self) -> tuple[slice, ...]:
-        return self.model.layout.buffer_parts(self.parts()[0])
+        return self.layout.buffer_parts(self.parts()[0])
 
     def received_blocks(self) -> list[str]:
-        return self.model.layout.names_in(self.shared)
+        return self.layout.names_in(self.shared)
 
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()

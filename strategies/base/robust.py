@@ -80,8 +80,11 @@ from partitions.common.errors import UserError
 from strategies.base.settings import KRUM
 
 
-def weighted_mean(vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return sum_k w_k v_k / sum_k w_k, added up in the given order (floating-point sums depend on it)."""
+def weighted_mean(vectors: Iterable[Tensor], weights: Sequence[float] | None = None) -> Tensor:
+    """Return sum_k w_k v_k / sum_k w_k, added up in the given order (floating-point sums depend on it); no w: all 1."""
+    if weights is None:
+        vectors = list(vectors)
+        weights = [1.0] * len(vectors)
     total = added(weights)
     result: Tensor | None = None
     for vector, weight in zip(vectors, weights, strict=True):

@@ -24,7 +24,6 @@ from strategies.base.aggregation.secure import mean_of, weights_of
 from strategies.base.aggregation.updates import read_updates, read_usable
 from strategies.base.client import SiloClient
 from strategies.base.contract import ServerMethod
-from strategies.base.info import shares_buffers, upload_names
 from strategies.base.plan import OFFLINE, RoundPlan, SiloInfo
 from strategies.base.settings import Common
 from strategies.base.state import BUFFERS
@@ -173,18 +172,6 @@ class PersonalizedStrategy(ServerMethod, Strategy):
     def summary(self) -> None:
         what = f"{self.info.name} ({self.info.paper}), {len(self.silos)} silos"
         log(INFO, "%s, settings %s", what, self.settings)
-
-    @property
-    def shares_buffers(self) -> bool:
-        """Return whether BatchNorm statistics travel with the models of this round."""
-        return shares_buffers(self.info, self.common) and bool(self.upload_size(BUFFERS))
-
-    def upload_names(self) -> tuple[str, ...]:
-        """Return the names of the vectors that a reply of this round must have."""
-        secure = self.common.secure_aggregation
-        return upload_names(
-            self.info, self.settings, buffers=self.shares_buffers, secure=secure
-        )
 
     def reject(self, silo: str, reason: str) -> None:
         """Leave a silo out of this round. The reason may contain the silo's text, so it is made one printable line."""

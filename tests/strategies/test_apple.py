@@ -376,7 +376,7 @@ def drawing_client(strengths, server_round):
     """Silo a of five with |p| as given, without data: only its download rule is asked."""
     from strategies.base.run_settings import parse_settings
 
-    model = SimpleNamespace(compute=lambda _: None, module=torch.nn.Identity())
+    model = SimpleNamespace(compute=lambda _: None, module=torch.nn.Identity(), layout=None)
     nothing = SimpleNamespace(name="a", model=model, train=None, task=MULTICLASS, group=None)
     client = client_of(
         parse_settings({"strategy": "apple"}),
