@@ -205,8 +205,7 @@ def data_summary(session: ClientSession, *, late: bool = False) -> dict[str, Num
     c = session.settings.common
     alone = late or session.name in (*c.held_out, *c.late) or not session.info.trains
     if columns is not None and c.normalization == "agreed" and not alone:
-        state = str(session.context.node_config.get("state-dir", ""))
-        sums, reason = released_sums(columns, data.train, session.policy, state)
+        sums, reason = released_sums(columns, data.train, session.policy, session.state_dir)
         if sums is None:
             summary[WITHHELD] = reason
         else:
@@ -327,12 +326,10 @@ def own_model(message: Message, session: ClientSession) -> RecordDict:
         raise UserError(
             f"{session.name} kept no model of round {wanted!r:.20}, which is asked for"
         )
-    if is_own_file(context) and not session.policy.public:
+    if not session.policy.public:
         names = names_of(sent, int(context.run_id), client.state.numbers[TERMS]["runs"])
         model = digest_of([client.model.vector, client.model.buffers]).hex()
         data = data_sha256(context.node_config)
-        if fault := claim_own_model(
-            context.node_config.get("state-dir"), names, session.name, data, model
-        ):
+        if fault := claim_own_model(session.state_dir, names, session.name, data, model):
             raise PolicyRefusedError(f"{session.name} refuses: {fault}")
     return release_own_model(client)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from client.commands.table import Command, file_option, flag, option, several
+from client.commands.table import Command, file_option, flag, option, several, text_option
 from partitions.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -189,29 +189,26 @@ def audit_command(args: argparse.Namespace) -> None:
 
 
 AT_SITE = (
-    option(
+    text_option(
         "--via",
         "URL",
         "go through proxies to this relay of the server, https://HOST/link (default: directly)",
-        default="",
     ),
     file_option(
         "--via-ca", "FILE", "CA certificates to trust on the way to it, besides this system's"
     ),
-    option(
+    text_option(
         "--slurm",
         "PARTITION|OPTIONS",
         "train in jobs of Slurm: a partition, or options of sbatch in quotes (default: here)",
-        default="",
     ),
 )
 SIGNED_BY = (
-    option(
+    text_option(
         "--signed-by",
         "FINGERPRINT",
         "the consortium's signing key, as it was told to you: SHA256:..., or a file with the public key; "
         "nobody: the bundle may be unsigned (default: who signed this site's bundles before)",
-        default="",
     ),
     flag(
         "--allow-older",
@@ -279,7 +276,7 @@ COMMANDS = (
                 "this hospital's .npz file, or its own data set",
                 required=True,
             ),
-            option("--device", "DEVICE", "cpu or cuda:N (default: the bundle's)", default=""),
+            text_option("--device", "DEVICE", "cpu or cuda:N (default: the bundle's)"),
             file_option(
                 "--policy", "FILE", "this hospital's policy.toml (default: the bundle's)"
             ),
@@ -322,14 +319,9 @@ COMMANDS = (
                 "a silo's state directory, its bundle, or the log's folder (default: the only silo here)",
                 nargs="?",
             ),
-            option("--month", "YYYY-MM", "which month (default: the last one)", default=""),
+            text_option("--month", "YYYY-MM", "which month (default: the last one)"),
             flag("--all-settings", "each run's settings that are silofl's defaults, too"),
-            option(
-                "--seen",
-                "HASH",
-                "a last hash from before: is that line still there?",
-                default="",
-            ),
+            text_option("--seen", "HASH", "a last hash from before: is that line still there?"),
             option(
                 "--first",
                 "N",
@@ -343,9 +335,7 @@ COMMANDS = (
                 "the server's own copy of its receipts, receipts.jsonl of a run: does the log have what it signed?",
                 type=Path,
             ),
-            option(
-                "--study", "NAME", "what left in a study, as a committee gets it", default=""
-            ),
+            text_option("--study", "NAME", "what left in a study, as a committee gets it"),
             file_option("--export", "FILE", "with --study: write that as JSON, signed"),
             file_option(
                 "--sign-with", "FILE", "the silo's private key (default: the one here)"

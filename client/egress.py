@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from logging import INFO
-from typing import Any, cast
+from typing import cast
 
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
@@ -67,8 +67,7 @@ def release_summary(summary: Mapping[str, Number]) -> RecordDict:
         )
     shown |= {COLUMNS: "stated"} if COLUMNS in summary else {}
     log(INFO, "%s sent its data summary: %s", summary["name"], shown)
-    record = ConfigRecord({**summary})
-    records = RecordDict({"summary": record})
+    records = RecordDict({"summary": ConfigRecord({**summary})})
     tell_site(records, {"sums": [str(summary[WITHHELD])]} if WITHHELD in summary else {})
     return records
 
@@ -212,10 +211,7 @@ def release_own_model(client: SiloClient) -> RecordDict:
         sum(vector.numel() for vector in tensors.values()),
     )
     models = {name: Model(vector, silo, client.round) for name, vector in tensors.items()}
-    config: dict[str, Any] = {"round": client.round}
-    config["silo"] = silo
-    payload = Payload(models)
-    records = encode(payload, config)
+    records = encode(Payload(models), {"round": client.round, "silo": silo})
     tell_site(records, {})
     return records
 
@@ -231,8 +227,7 @@ def release_survey(
         silo,
         ", ".join(shown) or "nothing but its number of samples",
     )
-    record = written_answer(answer)
-    records = RecordDict({SURVEY_RECORD: record})
+    records = RecordDict({SURVEY_RECORD: written_answer(answer)})
     tell_site(records, withheld)
     return records
 
@@ -254,8 +249,7 @@ def release_evidence(
     """
     least = max(min_samples, policy.min_metric_samples)
     kept = Evidence()
-    rule = key_of("metrics")
-    few = key_of("min_metric_samples")
+    rule, few = key_of("metrics"), key_of("min_metric_samples")
     withheld: dict[str, set[str]] = {few: set(suppressed)} if suppressed else {}
     for name, value in values.items():
         if not (kind := evidence_kind(name)):

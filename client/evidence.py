@@ -87,14 +87,13 @@ def may_measure(session: ClientSession) -> bool:
 
     They may not if metrics of this model have left from data that differ in fewer than ``min-sum-samples`` patients.
     """
-    context, policy, silo = session.context, session.policy, session.name
-    state = context.node_config.get("state-dir")
-    if not is_own_file(context) or policy.public or not state:
+    policy, silo = session.policy, session.name
+    if policy.public or not session.state_dir:
         return True
-    data = data_sha256(context.node_config)
+    data = data_sha256(session.context.node_config)
     digest = digest_of(session.parameters)
     model = hashlib.sha256(digest + session.input_digest().encode()).hexdigest()
-    with Record(Path(str(state))).write() as db:
+    with Record(Path(session.state_dir)).write() as db:
         find = "SELECT DISTINCT data FROM disclosed WHERE kind = 'metrics' AND silo = ? AND model = ?"
         before = {sha256 for (sha256,) in db.execute(find, (silo, model))}
         if data in before:
@@ -124,15 +123,14 @@ def may_measure(session: ClientSession) -> bool:
 
 def claim_answer(session: ClientSession, question: Question) -> None:
     """Note that this answer is about to leave. Raises PolicyRefusedError where the rule refuses it, else SiteError."""
-    state = session.context.node_config.get("state-dir")
     silo = session.name
     run = str(int(session.context.run_id))
-    if not state:
+    if not session.state_dir:
         raise PolicyRefusedError(
             f"{silo} refuses: it has no state-dir to remember what it gave"
         )
     kind, of_question = question.kind, (question.model, question.text)
-    with Record(Path(str(state))).write() as db:
+    with Record(Path(session.state_dir)).write() as db:
         find = "SELECT model, question FROM disclosed WHERE kind = ? AND silo = ? AND run = ?"
         of_run = {(model, text) for model, text in db.execute(find, (kind, silo, run))}
         if of_run - {of_question}:
@@ -177,7 +175,7 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     client.round = int(config["round"])
     allowed = set(session.policy.metrics) & set(EVIDENCE)
     wanted, least = int(config["min_metric_samples"]), session.policy.min_metric_samples
-    if not is_own_file(session.context) or session.policy.public:
+    if session.policy.public:
         # At a hospital the run chooses no bins: two sizes would give the difference
         least = max(wanted, least)
     test, people = session.used_data.test, session.used_data.measured("test")
@@ -252,7 +250,7 @@ def claim_evidence(client: SiloClient, session: ClientSession, least: int) -> No
     coverage, the common threshold. Another bin size, for example, would reveal by subtraction what lies between the
     two. Raises PolicyRefusedError if another question was answered before.
     """
-    if not is_own_file(session.context) or session.policy.public:
+    if session.policy.public:
         return
     common: Number | None = session.config["numbers"].get(COMMON)
     state = client.state

@@ -191,12 +191,10 @@ def choose(
             raise UserError(
                 f"{about['silo']} has not trained in this run, so it has no personal model; see --which"
             )
-        rounds = {"best": "best_round", "last": "round"}
-        metrics = {"best": "best_metrics", "last": "metrics"}
-        array = "best" if which == "best" else "personal"
+        array, of = ("best", "best_") if which == "best" else ("personal", "")
         return (
             newest,
-            Which(array, "personal", numbers[rounds[which]], numbers.get(metrics[which], {})),
+            Which(array, "personal", numbers[f"{of}round"], numbers.get(f"{of}metrics", {})),
             about,
         )
     wanted = reported_round(source, about, round)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
 
@@ -54,6 +56,15 @@ def line_of(error: BaseException, batch_size: int | None = None) -> str:
         f"out of memory on {device}: lower {batches}, take a smaller network or smaller samples, run fewer processes "
         f"at a time{', or take device = cpu' if gpu else ', or give it more memory'}"
     )
+
+
+@contextmanager
+def as_user_error(where: str = "") -> Iterator[None]:
+    """Context that raises what is wrong with a file as the user's error, one line."""
+    try:
+        yield
+    except DataError as error:
+        raise UserError(f"{where}{error}") from None
 
 
 def is_fault(error: BaseException) -> bool:

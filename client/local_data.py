@@ -306,8 +306,8 @@ def embedded_on(model: FlatModel, which: Any, splits: Splits, session: Any) -> S
         return splits
     if any(_EMBEDDED.get(samples, (None,))[0] != which for samples in splits):
         model.compute(Passes())  # the run before may have had another precision
-        state = session.context.node_config.get("state-dir")
-        folder = Path(str(state)) / EMBEDDINGS if state else None
+        state = session.state_dir
+        folder = Path(state) / EMBEDDINGS if state else None
         usable = embeds(model, splits[0])
         for samples in splits:  # the next message asks the network nothing
             _EMBEDDED[samples] = which, embedded(model, samples, folder) if usable else None

@@ -164,14 +164,19 @@ def _move(arrays: dict[str, Tensor], source: str, target: str) -> None:
         arrays.pop(target, None)
 
 
+def metrics_of(snapshot: str, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of one snapshot, by names without it."""
+    prefix = f"{snapshot}."
+    return {
+        k.removeprefix(prefix): float(v) for k, v in metrics.items() if k.startswith(prefix)
+    }
+
+
 def note_candidate(
     client: SiloClient, metrics: Mapping[str, Any], snapshot: str, state: State
 ) -> None:
     """Store the model that this round evaluated, if any, as the candidate in ``state``."""
-    prefix = f"{snapshot}."
-    values = {
-        k.removeprefix(prefix): float(v) for k, v in metrics.items() if k.startswith(prefix)
-    }
+    values = metrics_of(snapshot, metrics)
     if not any(name.partition(".")[0] in ("val", "test") for name in values):
         return
     state.numbers[CANDIDATE] = {"round": client.round, "metrics": values}
@@ -209,11 +214,9 @@ def describe_models(
     client: SiloClient, card: dict[str, Any], metrics: Mapping[str, Any]
 ) -> None:
     """Add the descriptions and metrics of the silo's last and best personal models to its state."""
-    numbers, prefix = client.state.numbers, "personal."
+    numbers = client.state.numbers
     numbers["model"] = {**card, "no_file": client.no_file} if client.no_file else card
-    numbers["metrics"] = {
-        k.removeprefix(prefix): float(v) for k, v in metrics.items() if k.startswith(prefix)
-    }
+    numbers["metrics"] = metrics_of("personal", metrics)
     if numbers["best_round"] == client.round:
         numbers["best_metrics"] = numbers["metrics"]
 

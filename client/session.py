@@ -99,6 +99,7 @@ class ClientSession:
         self.group: Group | None = None  # in a training on several devices
         self.info = settings.strategy.info
         self.name = silo_name(context)
+        self.state_dir = str(context.node_config.get("state-dir", ""))  # empty: none
 
     # -- what the silo has ----------------------------------------------------------------------------------------
 
@@ -228,9 +229,8 @@ class ClientSession:
         if agreed and self.study is not None and self.info.trains:
             if not alone:
                 check_statistics(columns, mean, std, self.study, self.name)
-            state, run = self.context.node_config.get("state-dir"), int(self.context.run_id)
             chosen = ((), ()) if alone else (mean, std)
-            claim_statistics(*chosen, self.name, state, run)
+            claim_statistics(*chosen, self.name, self.state_dir, int(self.context.run_id))
         d = table_columns(self.own_data.input_shape)
         return (mean[:d], std[:d]), (mean[d:], std[d:])
 
@@ -393,8 +393,8 @@ class ClientSession:
         """Add this round's privacy cost to the silo's state; return the run's cost so far."""
         if client.privacy is None:
             return {}
-        kept = is_own_file(self.context) and not self.policy.public
-        ledger = log_folder(self.context.node_config).parent if kept else None
+        public = self.policy.public
+        ledger = None if public else log_folder(self.context.node_config).parent
         return add_cost(
             client.privacy.plan, client.state.numbers, ledger, self.config["run_id"], self.name
         )

@@ -96,9 +96,10 @@ def answer_survey(session: ClientSession, config: Mapping[str, Any]) -> RecordDi
 
     answer, withheld = make_answer() if policy.public else {}, dict[str, list[str]]()
     if not policy.public:
-        state = str(session.context.node_config.get("state-dir", ""))
         samples = digests_of(split, gaps)
-        answer, note = answer_once(make_answer, samples, how, policy, state, session.name)
+        answer, note = answer_once(
+            make_answer, samples, how, policy, session.state_dir, session.name
+        )
         for each in answer.get("groups", {"": answer}).values():
             for rule_, items in list_withheld(each, policy, note).items():
                 withheld[rule_] = [*dict.fromkeys([*withheld.get(rule_, ()), *items])]

@@ -7,6 +7,7 @@ SHA-256, ChaCha20-Poly1305 over chunks of 64 KiB, the last one marked.
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from itertools import count
 from typing import IO
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -30,13 +31,9 @@ def encrypt(source: IO[bytes], target: IO[bytes], passphrase: str) -> None:
     body = _wrapping(passphrase, salt, WORK).encrypt(bytes(12), file_key, None)
     header = VERSION + b"-> scrypt %b %d\n%b\n" % (_text(salt), WORK, _text(body)) + MAC
     target.write(header + b" %b\n" % _text(_mac(file_key, header).finalize()) + nonce)
-    cipher, number, chunk = _payload(file_key, nonce), 0, source.read(CHUNK)
-    while True:
-        following = source.read(CHUNK)
-        target.write(cipher.encrypt(_nonce(number, last=not following), chunk, None))
-        if not following:
-            return
-        number, chunk = number + 1, following
+    cipher = _payload(file_key, nonce)
+    for number, chunk in _numbered(source, CHUNK):
+        target.write(cipher.encrypt(number, chunk, None))
 
 
 def decrypt(source: IO[bytes], passphrase: str) -> Iterator[bytes]:
@@ -67,14 +64,9 @@ def _decrypt(source: IO[bytes], passphrase: str) -> Iterator[bytes]:
         raise DataError("it is not encrypted with a passphrase, as age does it") from None
     file_key = _wrapping(passphrase, salt, int(work)).decrypt(bytes(12), body, None)
     _mac(file_key, header + MAC).verify(mac)
-    cipher, number = _payload(file_key, source.read(16)), 0
-    chunk = source.read(CHUNK + TAG)
-    while True:
-        following = source.read(CHUNK + TAG)
-        yield cipher.decrypt(_nonce(number, last=not following), chunk, None)
-        if not following:
-            return
-        number, chunk = number + 1, following
+    cipher = _payload(file_key, source.read(16))
+    for number, chunk in _numbered(source, CHUNK + TAG):
+        yield cipher.decrypt(number, chunk, None)
 
 
 def _wrapping(passphrase: str, salt: bytes, work: int) -> ChaCha20Poly1305:
@@ -92,8 +84,15 @@ def _payload(file_key: bytes, nonce: bytes) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(HKDF(SHA256(), 32, nonce, b"payload").derive(file_key))
 
 
-def _nonce(number: int, *, last: bool) -> bytes:
-    return number.to_bytes(11, "big") + bytes([last])
+def _numbered(source: IO[bytes], size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the chunks of a file, at least one, each behind its nonce: its number, and whether it is the last."""
+    chunk = source.read(size)
+    for number in count():
+        following = source.read(size)
+        yield number.to_bytes(11, "big") + bytes([not following]), chunk
+        if not following:
+            return
+        chunk = following
 
 
 def _text(data: bytes) -> bytes:

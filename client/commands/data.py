@@ -15,6 +15,7 @@ from client.commands.table import (
     flag,
     option,
     several,
+    text_option,
 )
 from partitions.common.errors import UserError
 
@@ -84,7 +85,7 @@ RECIPE = (
 )
 
 TEXTS = (
-    option("--text", "COLUMN", "a csv: the column of texts, which become tokens", default=""),
+    text_option("--text", "COLUMN", "a csv: the column of texts, which become tokens"),
     option(
         "--vocabulary",
         "hashed:N|FILE",
@@ -98,21 +99,11 @@ TABLE = (
     option(
         "--columns", "A,B...", "a csv: these columns of numbers (default: all; of texts: none)"
     ),
-    option(
-        "--separator", "SIGN", "a csv: ',', ';', '|' or tab (default: by line 1)", default=""
-    ),
-    option(
-        "--decimal", "SIGN", "a csv: , where 1,5 is a number (default: as it shows)", default=""
-    ),
-    option(
-        "--thousands", "SIGN", "a csv: the sign in 1.234,5 (default: as it shows)", default=""
-    ),
-    option(
-        "--encoding", "NAME", "a csv: its encoding (default: UTF-8, or as it shows)", default=""
-    ),
-    option(
-        "--dates", "FORMAT", "a csv: how dates are written, for example %d/%m/%Y", default=""
-    ),
+    text_option("--separator", "SIGN", "a csv: ',', ';', '|' or tab (default: by line 1)"),
+    text_option("--decimal", "SIGN", "a csv: , where 1,5 is a number (default: as it shows)"),
+    text_option("--thousands", "SIGN", "a csv: the sign in 1.234,5 (default: as it shows)"),
+    text_option("--encoding", "NAME", "a csv: its encoding (default: UTF-8, or as it shows)"),
+    text_option("--dates", "FORMAT", "a csv: how dates are written, for example %d/%m/%Y"),
     several("--gaps", "CELL", "a csv: a cell that means missing; may be repeated"),
 )
 
@@ -151,11 +142,8 @@ SCANS = (
         "A,B...",
         "DICOM volumes: these outlines of SEG and RTSTRUCT objects are the classes 1, 2, ...; A? may be missing",
     ),
-    option(
-        "--series",
-        "PATTERN",
-        "DICOM: part of a series' description, or with * and ? all of it",
-        default="",
+    text_option(
+        "--series", "PATTERN", "DICOM: part of a series' description, or with * and ? all of it"
     ),
 )
 
@@ -176,12 +164,7 @@ SIGNALS = (
 
 PREDICT = (  # --serve belongs to the server: server/cli/models.py
     option("--model", "FILE", "a model from silofl export", required=True),
-    option(
-        "--network",
-        "MODULE:FACTORY",
-        "of a model of your own network: run this code",
-        default="",
-    ),
+    text_option("--network", "MODULE:FACTORY", "of a model of your own network: run this code"),
     option(
         "--data",
         "FILE",
@@ -227,24 +210,22 @@ COMMANDS = (
             ),
             OneOf(
                 (
-                    option(
+                    text_option(
                         "--patient",
                         "COLUMN",
                         "the column that says whose a sample is (default: patient), or folder: folders below "
                         "those of the classes; a patient's samples go to one part, and the file has numbers, "
                         "not names",
-                        default="",
                     ),
                     flag(
                         "--no-patient", "no column tells patients apart: each row is of another"
                     ),
                 )
             ),
-            option(
+            text_option(
                 "--subgroup",
                 "COLUMN[:LIMITS]",
                 "a csv: the column by which this hospital looks at its scores, such as sex, or age:40,60,80 in bands",
-                default="",
             ),
             option("--time", "COLUMN", "survival: the column of times ..."),
             option("--event", "COLUMN", "... and that of events, 1 or 0 (censored)"),
@@ -262,11 +243,10 @@ COMMANDS = (
             ),
             option("--seed", "S", "seed of the split", type=int, default=42),
             flag("--overwrite", "replace FILE.npz, and with it who is for testing"),
-            option(
+            text_option(
                 "--cohort",
                 "NAME",
                 "a name for these patients, which share a privacy budget: the same in each new version of the file",
-                default="",
             ),
             Titled("tables", TABLE),
             Titled("a recipe, or a schema", RECIPE),

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from client.commands.table import Command, file_option, flag, option
+from client.commands.table import Command, file_option, flag, option, text_option
 from partitions.common.errors import UserError
 
 
@@ -70,7 +70,7 @@ def revoke_command(args: argparse.Namespace) -> None:
     print(f"revoked: {args.name}; its next message is refused")
 
 
-BY = (option("--by", "NAME", "who decides, for the audit log", default=""),)
+BY = (text_option("--by", "NAME", "who decides, for the audit log"),)
 
 STATE_DIR = (
     file_option(
@@ -100,12 +100,11 @@ COMMANDS = (
                 "charged, and every study is revoked; needs --by",
             ),
             *BY,
-            option(
+            text_option(
                 "--signed-by",
                 "FINGERPRINT",
                 "who has to have signed it: SHA256:... or a file with the public key; 'nobody' takes an "
                 "unsigned one (default: who signed this silo's bundle)",
-                default="",
             ),
             option(
                 "--samples", "N", "this hospital's training samples, for the warnings", type=int

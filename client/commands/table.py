@@ -59,6 +59,11 @@ def option(name: str, metavar: str, help: str, **values: Any) -> Option:
     return Option(name, {"metavar": metavar, "help": help.replace("%", "%%"), **values})
 
 
+def text_option(name: str, metavar: str, help: str, **values: Any) -> Option:
+    """An option with one value, which is empty where it is not set."""
+    return option(name, metavar, help, default="", **values)
+
+
 def file_option(name: str, metavar: str, help: str, **values: Any) -> Option:
     """Return an option whose value is a path."""
     return option(name, metavar, help, type=Path, **values)

@@ -29,12 +29,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from client.exporting.model_card import COVERAGE, T_RANGE, Card, Conformal, Temperature
+from client.faults import as_user_error
 from models.evidence.values import quantile, true_scores
 from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples
 from models.tasks import binary_loss, probabilities
 from models.training import predict
-from partitions.common.errors import DataError, UserError
+from partitions.common.errors import UserError
 from partitions.inputs import reorder_data
 from partitions.silo_file import read_silo_file
 from partitions.site_split import select_rows
@@ -83,10 +84,8 @@ def is_as_trained(card: Card, data: SiloData) -> bool:
 
 def fitting_data(card: Card, file: Path, option: str) -> SiloData:
     """Return a file's data with columns and labels in the model's order. Raises UserError, naming ``option``."""
-    try:
+    with as_user_error(f"{option}: "):
         data = reorder_data(read_silo_file(file, card.task), card.schema_parsed)
-    except DataError as error:
-        raise UserError(f"{option}: {error}") from None
     if data.input_shape != card.shape or dtype_of(data.val.x) != card.input.dtype:
         raise UserError(
             f"{option}: {file} holds {dtype_of(data.val.x)} samples of shape {data.input_shape}; the model takes "

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from client.faults import as_user_error
 from client.protocol.keys import site_root
 from models.networks.custom import is_custom
 from models.shapes import Shape, read_shape
@@ -192,10 +193,8 @@ class Card(Frozen):
 
 def checked_card(content: dict[str, Any], source: Path) -> Card:
     """Return the card with this content, made of what is in ``source``. Raises UserError, one line."""
-    try:
+    with as_user_error():
         return parse_values(Card, content, source, "train the model again")
-    except DataError as error:
-        raise UserError(str(error)) from None
 
 
 def parse_card(text: bytes, file: Path, network: str = "") -> Card:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from client.exporting.model_card import Card
+from client.faults import as_user_error
 from partitions.array_names import (
     EXTRA_NAMES,
     array_name,
@@ -21,7 +22,7 @@ from partitions.array_names import (
     read_features,
     read_names,
 )
-from partitions.common.errors import DataError, UserError
+from partitions.common.errors import UserError
 from partitions.common.names import guard_formula, is_formula, unknown_name
 from partitions.importing.collect import read_table_inputs
 from partitions.importing.discovery import find_others
@@ -85,10 +86,8 @@ def read_asked(
             )
         x, vocabulary, schema = read_samples(data)
         return NewSamples(x, vocabulary, schema, [str(i) for i in range(len(x))])
-    try:
+    with as_user_error():
         used = load_any(recipe) if recipe else recipe_of(card)
-    except DataError as error:
-        raise UserError(str(error)) from None
     if isinstance(used, Recipe):
         if key:
             raise UserError(
@@ -117,12 +116,9 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> NewSamples:
     """Return the rows of a csv, read by a recipe. Raises UserError, one line."""
     if data.suffix.lower() not in formats.ENDINGS:
         raise UserError(f"{data} is no csv, and the recipe is of a table")
-    try:
-        with reading(data):
-            lines, notes = lines_by(data, used)
-            samples = asked_of(rows_by_recipe(lines, used, as_gaps, labelled=False), used)
-    except DataError as error:
-        raise UserError(str(error)) from None
+    with as_user_error(), reading(data):
+        lines, notes = lines_by(data, used)
+        samples = asked_of(rows_by_recipe(lines, used, as_gaps, labelled=False), used)
     without = sum(not key for key in samples.keys)
     return replace(
         samples,
@@ -158,15 +154,12 @@ def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> NewSampl
         raise UserError(
             f"there is no {data}; name a folder of pictures or scans, a csv, or an .npz file"
         )
-    try:
-        with reading(data):
-            options = with_recipe(ImportOptions(pictures=recipe, faults=Faults(None)))
-            listing = find_others(data, recipe, options, labelled=False)
-            options.problems.refuse(data)
-            pictures, notes = new_pictures(listing.rows, recipe)
-            column, keys = keys_of(data, pictures.samples, listing.patient, key)
-    except DataError as error:
-        raise UserError(str(error)) from None
+    with as_user_error(), reading(data):
+        options = with_recipe(ImportOptions(pictures=recipe, faults=Faults(None)))
+        listing = find_others(data, recipe, options, labelled=False)
+        options.problems.refuse(data)
+        pictures, notes = new_pictures(listing.rows, recipe)
+        column, keys = keys_of(data, pictures.samples, listing.patient, key)
     if data.is_dir() and (
         lists := sum(path.suffix.lower() == ".csv" for path in data.iterdir())
     ):

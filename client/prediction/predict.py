@@ -20,6 +20,7 @@ from client.export import read_model
 from client.exporting.calibration import INTERVALS, SETS, bounds_of, in_words
 from client.exporting.calibration import TASKS as PROBABILITIES
 from client.exporting.model_card import Card, Scale
+from client.faults import as_user_error
 from client.prediction.new_samples import NewSamples, answers_csv, named_columns, read_asked
 from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples, most_at_once
@@ -82,7 +83,7 @@ def predict_file(
             parts.append(replace(part, outlines=()))
             yield from part.outlines
 
-    try:
+    with as_user_error():
         if masks is None:
             deque(outlines(), maxlen=0)
         elif masks.suffix == ".npz":
@@ -90,8 +91,6 @@ def predict_file(
             write_npz(masks, {"masks": empty}, {"masks": outlines()})
         else:
             names = write_outlines(masks, samples, outlines(), classes_of(card))
-    except DataError as error:
-        raise UserError(str(error)) from None
     answers = together(parts)
     if names:
         rows = tuple([*row, name] for row, name in zip(answers.rows, names, strict=True))
@@ -247,10 +246,8 @@ def check_folder(folder: Path, samples: NewSamples) -> None:
         raise UserError(
             f"--masks {folder} is there already, and not an empty folder: name another one"
         )
-    try:
+    with as_user_error():
         check_writable(sample.files for sample in samples.x.samples)
-    except DataError as error:
-        raise UserError(str(error)) from None
 
 
 def write_outlines(

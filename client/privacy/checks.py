@@ -117,7 +117,7 @@ def check_statistics(
         )
 
 
-def claim_statistics(mean: Columns, std: Columns, silo: str, state: Any, run_id: int) -> None:
+def claim_statistics(mean: Columns, std: Columns, silo: str, state: str, run_id: int) -> None:
     """Note a run's statistics in the state directory. Raises PolicyRefusedError if the run had other ones before.
 
     Empty ones: the silo's own.
@@ -125,7 +125,7 @@ def claim_statistics(mean: Columns, std: Columns, silo: str, state: Any, run_id:
     digest = derive_key(b"", "statistics", repr(mean), repr(std)).hex()
     run = str(run_id)
     find = "SELECT question FROM disclosed WHERE kind = 'statistics' AND silo = ? AND run = ?"
-    with Record(Path(str(state))).write() as db:
+    with Record(Path(state)).write() as db:
         before = {question for (question,) in db.execute(find, (silo, run))}
         if before - {digest}:
             raise PolicyRefusedError(
@@ -223,8 +223,7 @@ def released_moments(session: Any) -> Tensor:
     if columns is not None and (alone or session.settings.common.normalization == "silo"):
         return torch.eye(2)[1:].T.repeat(1, channels).to(session.device)
     x = channel_moments(session.silo.train) if columns is None else columns
-    state = str(session.context.node_config.get("state-dir", ""))
-    sums, reason = released_sums(x, data.train, session.policy, state)
+    sums, reason = released_sums(x, data.train, session.policy, session.state_dir)
     if sums is None:
         raise PolicyRefusedError(
             f"{session.name} refuses: {reason}, and {session.info.name} sends sums of columns"
