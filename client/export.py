@@ -133,8 +133,7 @@ def write_model(out: Path, card: Card, parts: Parts, onnx: bool = False) -> Card
 
     Raises UserError if ``out`` is a directory, or if the network cannot be written as ONNX: then nothing is written.
     """
-    net = trained_network(card)
-    tensors = net.state_dict(*parts)
+    tensors = trained_network(card).state_dict(*parts)
     if out.is_dir():
         raise UserError(f"{out} is a directory: give --out a file")
     if onnx:

@@ -99,8 +99,7 @@ def keep_reported(
     # A personal model stays the same in rounds that only evaluate it.
     lasts = candidate and snapshot == "personal" and wanted > candidate["round"]
     if candidate and (wanted == candidate["round"] or lasts):
-        name = array_of(CANDIDATE, snapshot)
-        put_model(arrays, REPORTED, model_in(arrays, name))
+        put_model(arrays, REPORTED, model_in(arrays, array_of(CANDIDATE, snapshot)))
         numbers[REPORTED] = {**candidate, "round": wanted}
         if snapshot == "personal":
             _keep_entries(state, entries)

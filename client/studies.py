@@ -206,8 +206,7 @@ def noise_text(study: StudyProtocol) -> str:
 def leaves(study: StudyProtocol) -> Iterator[str]:
     """Yield what leaves with each method, and what can be inferred from it."""
     for name in study.methods:
-        info = strategies()[name].info
-        sent, inferred = seen_and_inferred(info)
+        sent, inferred = seen_and_inferred(strategies()[name].info)
         yield f"{name}: {sent or 'no model'}. Can be inferred: {inferred}."
     if "reported" in values(study, "keep-models"):
         whole = "at the end of a run, where the policy has own-model = true: the hospital's own model, whole"

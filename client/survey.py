@@ -299,8 +299,7 @@ def _answer(
     few, near = policy.line("min_sum_samples"), list[dict[str, Any]]()
     shared = how.partition(" ")[2]
     for earlier in answered:
-        before = Counter(earlier["samples"])
-        changed = fewest_changed(samples, before)
+        changed = fewest_changed(samples, Counter(earlier["samples"]))
         other = earlier["how"].partition(" ")[2]
         if changed < policy.min_sum_samples and shared and other not in ("", shared):
             raise PolicyRefusedError(

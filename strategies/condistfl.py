@@ -53,8 +53,7 @@ class ConDistSettings:
 
 def joined_background(outputs: Tensor, background: Sequence[int]) -> Tensor:
     """Return outputs (b, C, ...) whose class 0 is all of the background: z'."""
-    whole = outputs[:, background].logsumexp(1, keepdim=True)
-    return torch.cat([whole, outputs[:, 1:]], 1)
+    return torch.cat([outputs[:, background].logsumexp(1, keepdim=True), outputs[:, 1:]], 1)
 
 
 def distillation_loss(

@@ -181,8 +181,7 @@ class FedProtoClient(SiloClient):
 
     def receive(self) -> Tensor:
         classes, features = self.layout.classes, self.layout.features
-        present = members(self.silo.train.y, classes).sum(0) > 0
-        self.own_classes = present.float()
+        self.own_classes = (members(self.silo.train.y, classes).sum(0) > 0).float()
         nothing = torch.zeros(classes * (features + 1), device=self.model.device)
         self.received = self.models[PROTOTYPES].vector if PROTOTYPES in self.models else nothing
         self.targets, self.known = read_table(self.received, classes)

@@ -114,13 +114,11 @@ class FedSelectClient(SiloClient):
             state.snapshot = self.received
         state.received_mask = state.personal_mask = pack_bits(mask)
         if self.round > 1 and (self.round - 1) % s.every == 0:
-            change = model.vector - state.snapshot
             state.personal_mask = pack_bits(
-                grow_mask(model.layout, mask, change, s.share, s.limit)
+                grow_mask(model.layout, mask, model.vector - state.snapshot, s.share, s.limit)
             )
             state.snapshot = model.vector.clone()
-        w = super().receive()
-        return [torch.where(mask, w, model.vector), state.received_mask]
+        return [torch.where(mask, super().receive(), model.vector), state.received_mask]
 
     def move(self, movable: Tensor, purpose: str) -> None:
         """Train one epoch, in which only these weights move."""

@@ -126,5 +126,4 @@ class PerFedAvg(PersonalizedStrategy):
     settings: PerFedAvgSettings
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        equal = self.settings.weighting == "uniform"
-        self.state.model = self.average(updates, equal=equal)
+        self.state.model = self.average(updates, equal=self.settings.weighting == "uniform")

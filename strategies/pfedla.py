@@ -162,8 +162,7 @@ class PFedLA(PersonalizedStrategy):
     def payload(self, silo: str) -> Payload:
         if silo not in self.state.hyper:
             return Payload({GLOBAL: Model(self.state.models[silo], silo, self.round - 1)})
-        alphas = self.alphas(self.state.hyper[silo])
-        mixed = self.mixture(silo, alphas, self.differences(silo))
+        mixed = self.mixture(silo, self.alphas(self.state.hyper[silo]), self.differences(silo))
         return Payload({GLOBAL: Model(mixed, silo, self.round - 1)})
 
     def aggregate(self, updates: Sequence[Update]) -> None:

@@ -169,8 +169,7 @@ class PLayerFL(PartialStrategy):
     settings: PLayerSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
-        layers = len(self.layout.blocks)
-        fixed = min(self.settings.cut, layers)
+        fixed = min(self.settings.cut, len(self.layout.blocks))
         self.state.cut = self.cut_for(fixed) if fixed else -1
         self.state.model = gather(initial(""), self.shared_parts())
 

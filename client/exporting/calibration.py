@@ -182,8 +182,7 @@ def one_per_patient(split: Split) -> tuple[Split, bool]:
         return split, False
     order = np.random.default_rng(0).permutation(len(split))
     first: npt.NDArray[np.int64] = np.unique(split.patient[order], return_index=True)[1]
-    rows = np.sort(order[first])
-    return select_rows(split, rows), True
+    return select_rows(split, np.sort(order[first])), True
 
 
 def bounds_of(card: Card, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
@@ -222,8 +221,7 @@ def calibrate_card(
 ) -> Card:
     """Return the card with what the two data files give; the sets are computed from the calibrated probabilities."""
     if temperature is not None:
-        scaled = temperature_for(card, net, temperature)
-        card = card.model_copy(update={"temperature": scaled})
+        card = card.model_copy(update={"temperature": temperature_for(card, net, temperature)})
     if conformal is not None:
         sets = conformal_for(card, net, conformal, coverage)
         card = card.model_copy(update={"conformal": sets})

@@ -79,8 +79,7 @@ class MessageLoop:
                 print("the run of a message is over; the message is dropped", flush=True)
             except (self.fleet.grpc.RpcError, LostPartError) as error:
                 print(f"a message did not arrive, and is dropped: {error}", flush=True)
-            now = time.monotonic()
-            busy = now - last < BUSY_SECONDS
+            busy = time.monotonic() - last < BUSY_SECONDS
             self.rest(busy)
             if time.monotonic() - began < WAITED_SECONDS:
                 time.sleep(POLL_SECONDS if busy else IDLE_SECONDS)

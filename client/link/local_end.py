@@ -180,10 +180,9 @@ class Link:
 
     def _websocket(self) -> ClientConnection:
         # With wss:// two threads would use one TLS state at once
-        tls = cast(socket.socket, Duplex(self._tls()))
         return connect(
             f"ws://{self.way.server}{self.path}",
-            sock=tls,
+            sock=cast(socket.socket, Duplex(self._tls())),
             open_timeout=OPEN_SECONDS,
             compression=None,
             ping_timeout=None,  # a ping waits behind a model on a slow line

@@ -85,8 +85,7 @@ class Line:
                     raise OSError(reason) from None
             threading.Event().wait(pause)
         if code != OPEN:
-            received = Close(code, "")
-            raise ConnectionClosedError(received, None)
+            raise ConnectionClosedError(Close(code, ""), None)
         if body:
             self.number += 1
         return data
@@ -98,8 +97,7 @@ class Line:
         answer = self.http.getresponse()
         data = answer.read(POST_BYTES + 3)
         if answer.status != 200:
-            response = Response(answer.status, answer.reason, Headers())
-            raise InvalidStatus(response)
+            raise InvalidStatus(Response(answer.status, answer.reason, Headers()))
         return data
 
     def drop(self) -> None:

@@ -153,8 +153,7 @@ def _parse_proxy(variable: str, value: str) -> Proxy | None:
 def _covers(entry: str, host: str) -> bool:
     """Return whether an entry of `no_proxy` is for this host: its name, a domain above it, or a network around it."""
     with contextlib.suppress(ValueError):
-        address = ipaddress.ip_address(host)
-        return address in ipaddress.ip_network(entry, strict=False)
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
     name, domain = host.lower(), entry.lower().removeprefix(".")
     return name == domain or name.endswith(f".{domain}")
 

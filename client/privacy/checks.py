@@ -190,8 +190,7 @@ def _release(
             few = "fewer patients differ from those it gave sums of before"
             return None, f"its policy has {policy.line(rule)}, and {few}"
     sums = rounded_sums(x, int(records.max()))
-    of_samples = patients[order].tolist()
-    answer = {"patients": of_samples, "sum": sums[0], "square_sum": sums[1]}
+    answer = {"patients": patients[order].tolist(), "sum": sums[0], "square_sum": sums[1]}
     disclose(db, KIND, answer=json.dumps(answer), people=samples)
     return sums, ""
 

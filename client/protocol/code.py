@@ -71,8 +71,7 @@ def digest_of_code(name: str) -> str:
     file = file_of(name)
     if file is None:
         return ""
-    module = name.partition(":")[0]
-    return source_sum.source_sum(module, file)
+    return source_sum.source_sum(name.partition(":")[0], file)
 
 
 def code_of_data(path: Path) -> str:

@@ -144,8 +144,7 @@ def write_down(reply: Any, message: SiteMessage) -> tuple[int, str]:
             after = {**after, "epsilon": spent.after, "delta": spent.delta}
         line |= {"budget": {"before": before, "after": after}}
         line |= {} if withheld is None else {"withheld": withheld}
-        entry = {"time": utc_now(), **line, "bytes": total, "sent": sent}
-        return record.note_reply(db, entry)
+        return record.note_reply(db, {"time": utc_now(), **line, "bytes": total, "sent": sent})
 
 
 def describe_reply(reply: Any) -> Iterable[dict[str, Any]]:

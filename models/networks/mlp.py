@@ -31,8 +31,7 @@ class Mlp(nn.Module):
         widths = (features, *hidden, classes)
         self.layers = tuple(f"fc{index}" for index in range(1, len(widths)))
         self.block_names = self.layers
-        sizes = zip(self.layers, widths[:-1], widths[1:], strict=True)
-        for name, inputs, outputs in sizes:
+        for name, inputs, outputs in zip(self.layers, widths[:-1], widths[1:], strict=True):
             self.add_module(name, nn.Linear(inputs, outputs))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -48,8 +48,7 @@ class Embed(nn.Module):
         patches = patches.flatten(2)
         patches = patches.transpose(1, 2)
         first = self.cls_token.expand(len(x), -1, -1)
-        tokens = torch.cat([first, patches], 1)
-        return tokens + self.pos_embed
+        return torch.cat([first, patches], 1) + self.pos_embed
 
     def own_gradients(self, d: Tensor) -> dict[str, Tensor]:
         """Return each sample's gradients (b, ...) of ``cls_token`` and ``pos_embed``, from ``d``, those of the tokens.

@@ -123,8 +123,7 @@ class PartialClient(SiloClient):
 
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()
-        vector = scatter(self.previous(), self.shared, self.shared_model)
-        return self.place_own(vector)
+        return self.place_own(scatter(self.previous(), self.shared, self.shared_model))
 
     def first_model(self) -> Tensor:
         # A copy, so that what the received model set stays

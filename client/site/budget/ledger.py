@@ -233,8 +233,7 @@ class Ledger(Chain):
 
 def cut_torn(file: Path) -> None:
     """Cut off a last line without an end: of a process that was killed as it wrote the file, not the record."""
-    content = file.read_bytes()
-    os.truncate(file, content.rfind(b"\n") + 1)
+    os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
 
 def pending_lines(db: sqlite3.Connection, after: int) -> list[tuple[int, str, bytes]]:

@@ -34,8 +34,7 @@ def answer_message(workers: Workers, message: Any, take: Callable[[], Received])
         return answer_task(workers, task)
     except Exception as error:
         traceback.print_exc()
-        line = f"nothing leaves: {type(error).__name__}: {error}"
-        return refuse(message, line, CRASHED)
+        return refuse(message, f"nothing leaves: {type(error).__name__}: {error}", CRASHED)
 
 
 def answer_task(workers: Workers, task: Received) -> Any:

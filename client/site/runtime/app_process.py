@@ -142,8 +142,7 @@ def answer_question(
     try:
         if app is None:
             app = load_app(*head["fab"])
-        reply = app(message=message, context=context)
-        write_answer(answered, reply, context.state)
+        write_answer(answered, app(message=message, context=context), context.state)
     except Exception as error:
         traceback.print_exc()
         code = error_code(NOT_LOADED if app is None else FAILED)

@@ -55,8 +55,7 @@ def _read(strategy: Any, reply: Message, silo: str) -> Update:
     """Return a train reply's update. Raises DataError if it is not usable."""
 
     def base(name: str, silo: str) -> Tensor | None:
-        sent = strategy.sent.get(silo, {})
-        model = base_of(sent, name, strategy.upload_size(name, silo))
+        model = base_of(strategy.sent.get(silo, {}), name, strategy.upload_size(name, silo))
         return None if model is None else strategy.wire.arrives(model)
 
     names = strategy.upload_names()

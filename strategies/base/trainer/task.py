@@ -184,8 +184,7 @@ class TrainingTask:
             parameter.requires_grad_(False)
         gather_gradients(self.model)
         self.steps += 1
-        batch = self._batch()
-        self.note(batch)
+        self.note(self._batch())
         if self.correction is not None:
             self.correction(self.model.vector, self.model.gradient)
 

@@ -287,6 +287,5 @@ def _usual(summaries: Mapping[str, Summary]) -> dict[str, tuple[float, int]]:
         torch.tensor([summaries[n]["square_sum"] for n in names], dtype=torch.float64) / size
     ).sqrt()
     usual = torch.where(values > 0, values, torch.nan).nanmedian(0).values
-    ratio = torch.where(values > 0, values / usual, 0.0)
-    most, column = ratio.max(1)
+    most, column = torch.where(values > 0, values / usual, 0.0).max(1)
     return {name: (float(most[i]), int(column[i])) for i, name in enumerate(names)}
