@@ -157,25 +157,26 @@ def of_labels(
     y: Array, names: Sequence[str], classes: int, task: str, units: Array, limits: ReleaseLimits
 ) -> Iterator[tuple[str, Item]]:
     """Yield the labels' items: classes, findings, events; measurements of public data only, as they have no range."""
-    none = np.zeros(len(y), bool)
+    named = names or [f"label {i + 1}" for i in range(classes)]
     if task == "regression" and limits.exact:
-        for i, name in enumerate(names or [f"label {i + 1}" for i in range(classes)]):
+        for i, name in enumerate(named):
             yield name, {"kind": "number", MISSING: 0} | moments(y[:, i], units, limits)
     if not limits.classes:
         return
+
+    def counted(place: Array, levels: list[str], gone: Array) -> Item:
+        counts = cells(place, len(levels), gone, units, limits)
+        return {"kind": "category", "levels": levels} | counts
+
+    none = np.zeros(len(y), bool)
     if task in ONE_CLASS:
-        levels = list(names) or [str(i) for i in range(classes)]
-        yield (
-            "label",
-            {"kind": "category", "levels": levels} | cells(y, len(levels), none, units, limits),
-        )
+        yield "label", counted(y, list(names) or [str(i) for i in range(classes)], none)
     if task == "survival":
-        item = cells(y[:, 1].astype(int), 2, none, units, limits)
-        yield EVENT, {"kind": "category", "levels": ["censored", "event"]} | item
+        yield EVENT, counted(y[:, 1].astype(int), ["censored", "event"], none)
     if task == "multilabel":
-        for i, name in enumerate(names or [f"label {i + 1}" for i in range(classes)]):
-            item = cells(np.maximum(y[:, i], 0).astype(int), 2, y[:, i] < 0, units, limits)
-            yield name, {"kind": "category", "levels": ["no", "yes"]} | item
+        for i, name in enumerate(named):
+            place = np.maximum(y[:, i], 0).astype(int)
+            yield name, counted(place, ["no", "yes"], y[:, i] < 0)
 
 
 def round_count(count: int, limits: ReleaseLimits) -> int:

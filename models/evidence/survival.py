@@ -9,6 +9,7 @@ Methodol. 2013).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,15 @@ FEWEST_EVENTS = 2
 def baseline_hazard(s: Array, time: Array, event: Array, at: float) -> float:
     """Return H0(at) = sum over events until ``at`` of 1 / sum of exp(s) over those at risk."""
     total = 0.0
-    for t in np.unique(time[(event > 0) & (time <= at)]):
-        events = float((event[time == t] > 0).sum())
+    for t, events in events_until(time, event, at):
         total += events / float(np.exp(s[time >= t]).sum())
     return total
+
+
+def events_until(time: Array, event: Array, at: float) -> Iterator[tuple[float, float]]:
+    """Yield each time of events until ``at``, and how many there are."""
+    for t in np.unique(time[(event > 0) & (time <= at)]):
+        yield t, float((event[time == t] > 0).sum())
 
 
 def predicted_risk(s: Array, hazard: float) -> Array:
@@ -38,8 +44,7 @@ def observed_risk(time: Array, event: Array, at: float) -> float:
     if not len(time) or (time.max() < at and not event[time == time.max()].all()):
         return math.nan
     alive = 1.0
-    for t in np.unique(time[(event > 0) & (time <= at)]):
-        events = float((event[time == t] > 0).sum())
+    for t, events in events_until(time, event, at):
         alive *= 1 - events / float((time >= t).sum())
     return 1 - alive
 

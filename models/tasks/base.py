@@ -99,14 +99,14 @@ class SingleLossTask(Task):
 
     secondary_metrics: ClassVar[dict[str, str]] = {}
     secondary_text = ""
+    column: ClassVar[str] = (
+        "y"  # what the columns of the outputs are called, before their numbers
+    )
     single_label = False
     minimum_outputs = 1
 
     def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
         return None
-
-    def predictions(self, outputs: Tensor) -> Tensor:
-        raise NotImplementedError
 
     def check_outputs(self, outputs: int) -> None:
         if outputs < self.minimum_outputs:
@@ -126,6 +126,10 @@ class SingleLossTask(Task):
                 f"loss = {name}: {self.name} has one loss of its own; leave loss as it is"
             )
         return self.own_loss
+
+    def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
+        predicted = self.predictions(outputs)
+        return [f"{self.column}_{k}" for k in range(outputs.shape[1])], predicted.tolist()
 
     @staticmethod
     def own_loss(outputs: Tensor, y: Tensor) -> Tensor:

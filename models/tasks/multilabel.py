@@ -30,6 +30,7 @@ class Multilabel(SingleLossTask):
     metrics = ("loss", "auc", "accuracy", "macro_f1", *ENDS)
     score = "auc"
     score_label = "AUC"
+    column = "p"
     secondary_metrics: ClassVar[dict[str, str]] = {
         "accuracy": "Accuracy",
         "macro_f1": "Macro F1",
@@ -95,6 +96,3 @@ class Multilabel(SingleLossTask):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return torch.sigmoid(outputs)
-
-    def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
-        return [f"p_{k}" for k in range(outputs.shape[1])], self.predictions(outputs).tolist()

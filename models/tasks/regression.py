@@ -70,6 +70,3 @@ class Regression(SingleLossTask):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs * torch.tensor(self.std or (1.0,)) + torch.tensor(self.mean or (0.0,))
-
-    def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
-        return [f"y_{k}" for k in range(outputs.shape[1])], self.predictions(outputs).tolist()

@@ -156,9 +156,6 @@ class Segmentation(SingleLossTask):
         loss = float(losses.mean()) if len(losses) else math.nan
         return {"loss": loss, "dice": mean, **dict(zip(ENDS, ends, strict=True))}
 
-    def predictions(self, outputs: Tensor) -> Tensor:
-        return torch.softmax(outputs, dim=1)
-
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
         """Return the number of pixels of each class; the masks themselves go into a file."""
         predicted = outputs.argmax(1).flatten(1)
