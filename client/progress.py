@@ -22,7 +22,7 @@ from client.flower.messages import config_of
 from client.local_data import silo_name
 from client.session import ClientSession
 from client.store import StateStore
-from partitions.common.files import append
+from partitions.common.files import append, make_folder
 from strategies.base.newcomers import NEWCOMER
 from strategies.base.run_settings import RunSettings
 from strategies.base.transport.payload import wire_bytes
@@ -97,7 +97,7 @@ class OwnProgress:
         if self.folder is not None:
             common = self.session.settings.common
             with contextlib.suppress(OSError):
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self.folder)
                 add_event(
                     self.folder, event, strategy=common.strategy, seed=common.seed, **values
                 )

@@ -26,7 +26,7 @@ from torch.func import functional_call
 
 from models.flat import FlatModel
 from models.samples import Samples, halved_once
-from partitions.common.files import write_atomically
+from partitions.common.files import make_folder, write_atomically
 
 FILES = 6  # kept in a silo's state directory, the newest: three splits under two networks
 MOST_BYTES = 2**31  # of a split's embeddings; beyond, none are kept
@@ -192,7 +192,7 @@ def embedded(model: FlatModel, samples: Samples, folder: Path | None) -> Samples
 
 def keep(file: Path, z: Tensor) -> None:
     """Write embeddings into a folder, from which all but the newest files are removed."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(file.parent, 0o700)
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as opened:

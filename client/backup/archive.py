@@ -17,7 +17,7 @@ from typing import Literal
 
 from client.protocol.chain import utc_now
 from partitions.common.errors import DataError
-from partitions.common.files import file_fault, file_sum, write_atomically
+from partitions.common.files import file_fault, file_sum, make_folder, write_atomically
 from partitions.common.parsed import Frozen, parse_values
 
 from .age import VERSION, decrypt, encrypt
@@ -93,7 +93,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
     if content is None or ".." in parts or parts[:1] == ("/",):
         raise tarfile.TarError(f"{member.name} is outside the destination, or no file")
     path = folder.joinpath(*parts)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(path.parent, 0o700)
     with content, path.open("wb") as target:
         shutil.copyfileobj(content, target)
     path.chmod(member.mode & 0o700)
@@ -110,7 +110,7 @@ def open_backup(
     """
     if fault := file_fault(file):
         raise DataError(fault)
-    beside.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(beside, 0o700)
     with tempfile.TemporaryDirectory(prefix=".restore-", dir=beside) as place:
         plain, folder = file, Path(place, "files")
         with file.open("rb") as source:
@@ -153,7 +153,7 @@ def put_in_place(moves: Mapping[Path, Path]) -> None:
                 f"{target} is there already: nothing is overwritten; move it away first"
             )
     for source, target in moves.items():
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(target.parent, 0o700)
         for path in source.iterdir() if target.is_dir() else ():
             path.rename(target / path.name)
         if source.exists() and not target.is_dir():

@@ -22,7 +22,7 @@ from models.networks.custom import is_custom
 from models.shapes import Shape, read_shape
 from models.tasks import Task, task_of
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import private
+from partitions.common.files import make_folder, private
 from partitions.common.parsed import Frozen, parse_values
 from partitions.labels import MOST_CLASSES
 from partitions.recipes.pictures import parse_any
@@ -230,7 +230,7 @@ def note_export(text: bytes) -> None:
     """
     with contextlib.suppress(OSError), private():
         file = _exports()
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         with file.open("a", encoding="ascii") as out:
             out.write(f"{hashlib.sha256(text).hexdigest()}\n")
 

@@ -24,7 +24,7 @@ from models.privacy.accountant import epsilon_of
 from models.privacy.noise import derive_key
 from models.privacy.records import check_unmixed
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import hold_lock, write_atomically
+from partitions.common.files import hold_lock, make_folder, write_atomically
 from partitions.common.settings import values_of
 from partitions.splits import Split
 from strategies.base.client import SiloClient
@@ -163,7 +163,7 @@ def noise_key(context: Context, seed: int, run_id: str) -> bytes:
 def kept_key(state: Path) -> bytes:
     """Return the key in this state directory; create it if there is none."""
     file = state / FILE
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(state, 0o700)
     with hold_lock(
         state / f".{FILE}.lock", "another process of this silo makes the key of its noise"
     ):

@@ -44,7 +44,7 @@ def private_bytes(key: PrivateKey) -> bytes:
 
 def write_key(path: Path, key: PrivateKey) -> None:
     """Write a private key that other users cannot read, not even during the write."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files.make_folder(path.parent, 0o700)
     files.write_atomically(path, private_bytes(key), mode=0o600)
 
 

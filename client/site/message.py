@@ -124,7 +124,7 @@ def data_sha256(node_config: Mapping[str, Any]) -> str:
             if known.items() <= noted.items():
                 return str(noted["sha256"])
         sha256: str = files.file_sum(path)
-        note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.make_folder(note.parent, 0o700)
         write_whole(note, json.dumps({**known, "sha256": sha256}) + "\n")
         return sha256
     except OSError:

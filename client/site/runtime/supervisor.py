@@ -46,7 +46,7 @@ from client.site.trust.bundle import (
 )
 from client.site.trust.signing import check_signed
 from partitions.common.errors import RunFailedError, UserError
-from partitions.common.files import hold_lock, write_atomically
+from partitions.common.files import hold_lock, make_folder, write_atomically
 from partitions.own.index import as_file
 from partitions.silo_file import Check
 
@@ -306,7 +306,7 @@ def _take_part(
 @contextlib.contextmanager
 def only_one(folder: Path, name: str) -> Iterator[None]:
     """Allow one `join` of a silo on this machine at a time."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder, 0o700)
     busy = f"{name} runs on this machine already: a bundle runs in one place at a time"
     with hold_lock(folder / "lock", busy):
         yield

@@ -24,7 +24,7 @@ from client.protocol.keys import load_key, own_key, site_root
 from client.protocol.node import Site, variables_of
 from client.site.trust.signing import check_image, check_signed
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import write_atomically
+from partitions.common.files import make_folder, write_atomically
 from partitions.common.names import SILO
 
 # Optional files: bundles of older versions have no policy, a hospital's own key is not in its bundle, and not every
@@ -278,7 +278,7 @@ def verify_bundle(
 
 def unpack_bundle(files: Mapping[str, bytes], folder: Path) -> None:
     """Write the files that a silo needs, readable by their owner only."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder, 0o700)
     (folder / "schema.json").unlink(missing_ok=True)  # left by an earlier bundle
     for name in ("ca.crt", "node.key", "allowed-apps", "policy.toml", "schema.json"):
         if name in files:

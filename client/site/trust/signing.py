@@ -31,7 +31,7 @@ from client.protocol.envelope import BUNDLE, fingerprint, unseal
 from client.protocol.manifest import SIGNED, TIME, Manifest, fixed_variables, image_digests
 from client.protocol.parsed import SiteError, parse_values
 from partitions.common.errors import DataError
-from partitions.common.files import write_atomically
+from partitions.common.files import make_folder, write_atomically
 
 NEWEST = "newest-bundle"  # the file with the time of the newest bundle of each key
 CLOCKS = 86400  # seconds by which the consortium's clock may be ahead of this machine's
@@ -127,7 +127,7 @@ def check_signed(
     echo(f"signed by {signed.fingerprint}{'' if trusted else ON_TRUST}")
     name_own_files("it was signed", signed.changed, echo)
     if remember:
-        remembered.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(remembered.parent, 0o700)
         if signed.fingerprint != last:
             write_atomically(remembered, signed.fingerprint + "\n", mode=0o600)
         write_atomically(newest, json.dumps(times) + "\n", mode=0o600)
