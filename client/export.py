@@ -136,6 +136,8 @@ def write_model(out: Path, card: Card, parts: Parts, onnx: bool = False) -> Card
     tensors = trained_network(card).state_dict(*parts)
     if out.is_dir():
         raise UserError(f"{out} is a directory: give --out a file")
+    if out.exists() and out.read_bytes()[8:10] not in (b"", b'{"'):
+        raise UserError(f"{out} is there already, and is no model: give --out another name")
     if onnx:
         if onnx_file(out) == out:
             raise UserError(
@@ -293,7 +295,7 @@ def read_model(file: Path, allowed: str = "") -> tuple[Card, FlatModel]:
         raise UserError(f"there is no model {file}: silofl export makes one") from None
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{file} is no exported model, or damaged ({error}); export it again"
+            f"{file} is no exported model, or damaged ({getattr(error, 'strerror', None) or error}); export it again"
         ) from None
     beside = card_file(file)
     try:

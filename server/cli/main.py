@@ -143,7 +143,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         from partitions.common.names import nearest
 
         top.error(f"there is no command {words[0][:80]!r}{nearest(words[0], known)}")
-    return top.parse_args(words)
+    args = top.parse_args(words)
+    out = str(getattr(args, "out", None) or "")
+    for key, value in vars(args).items():
+        read = value if key != "out" and isinstance(value, str | os.PathLike) else ""
+        if os.path.isfile(out) and os.path.isfile(read) and os.path.samefile(out, read):
+            top.error(
+                f"--out {out} is what {key} names, and would replace it: give it another name"
+            )
+    return args
 
 
 def completion(shell: str) -> str:

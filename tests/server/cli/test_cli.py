@@ -197,7 +197,7 @@ SIMULATE = [
         "{place}/run holds another run: give --out a new directory, or continue it with ",
     ),
     ("--out {place}/a-folder/..", "is not empty and holds no run: give --out a new directory"),
-    ("--out {place}/good.npz", "{place}/good.npz is a file: give --out a directory"),
+    ("--out {place}/table.csv", "{place}/table.csv is a file: give --out a directory"),
     ("--set resume=true", "out holds no run to resume"),
     ("--xyzzy", "unrecognized arguments: --xyzzy"),
     (
@@ -335,6 +335,15 @@ OTHERS = [
         "export {place}/run --silo hospital-01 --out {place}/a-folder",
         "{place}/a-folder is a directory",
     ),
+    (
+        "export {place}/run --silo hospital-01 --out {place}/good.npz",
+        "{place}/good.npz is there already, and is no model",
+    ),
+    (
+        "predict --model {place}/model.safetensors --data {place}/good.npz --out {place}/good.npz",
+        "--out {place}/good.npz is what data names, and would replace it",
+    ),
+    ("predict --model {place}/a-folder --data {place}/good.npz", "damaged (Is a directory)"),
     (
         "predict --model {place}/nowhere --data {place}/good.npz",
         "there is no model {place}/nowhere",
