@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -28,10 +29,20 @@ def end_at_once() -> NoReturn:
     os._exit(130)
 
 
+ROOT = os.path.realpath(f"{__file__}/../../..")
 IS_PROGRAM = __name__ == "__main__" or os.path.basename(sys.argv[0]) in ("silofl", "silofl.py")
 # Else it is ignored, as with nohup
 if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, on_interrupt)
+
+for name in ("client", "models", "partitions", "strategies"):
+    origin = str(getattr(find_spec(name), "origin", None))
+    if os.path.dirname(os.path.dirname(os.path.realpath(origin))) != ROOT:
+        print(
+            f"silofl: {origin} hides silofl's own {name}: give your module another name",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 import argparse
 from collections.abc import Sequence

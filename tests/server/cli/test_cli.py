@@ -829,6 +829,14 @@ def test_help_loads_nothing_that_takes_time():
     }
 
 
+def test_a_module_that_hides_a_package_is_named(tmp_path):
+    (tmp_path / "models.py").touch()
+    words = [sys.executable, "-P", "-c", "import server.cli.main"]
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert done.returncode == 2 and "models.py hides silofl's own models" in done.stderr
+
+
 def test_commands_around_a_federation_load_no_pytorch():
     """It takes two seconds, and neither a SuperLink nor keys, bundles or a live view need it."""
     code = "import sys, server.deploy.bundle, server.deploy.compose, server.deploy.local, server.deploy.superlink\n"
