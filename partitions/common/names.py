@@ -93,9 +93,10 @@ def silo_names(hospitals: Sequence[str]) -> list[str]:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` with the nearest known name, or an empty text."""
-    match = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f" (did you mean '{match[0]}'?)" if match else ""
+    """Return `` (did you mean 'x'?)`` with the nearest known name in any case, or an empty text."""
+    names = {name.casefold(): name for name in known}
+    match = difflib.get_close_matches(str(word).casefold(), names, n=1, cutoff=0.5)
+    return f" (did you mean '{names[match[0]]}'?)" if match else ""
 
 
 def words_in(text: str) -> list[str]:

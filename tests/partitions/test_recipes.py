@@ -316,7 +316,7 @@ def test_what_does_not_fit_is_named_and_never_dropped(tmp_path, made):
         "2: Alter is '340', outside of its range 0..120: taken as a gap",
         "2: Geschlecht is 'x', none of m, w: taken as a gap",
         "3: Aufnahme is '31.02.2021', no date as %d.%m.%Y: taken as a gap",
-        "4: Geschlecht is 'W', none of m, w: taken as a gap",
+        "4: Geschlecht is 'W', none of m, w (did you mean 'w'?): taken as a gap",
     ]
     with np.load(whole.file) as npz:
         assert len(npz["x"]) == 3 and npz["x"][0, 0] == np.float32(recipe.columns[0].fill_value)

@@ -198,6 +198,7 @@ SIMULATE = [
     ),
     ("--out {place}/a-folder/..", "is not empty and holds no run: give --out a new directory"),
     ("--out {place}/table.csv", "{place}/table.csv is a file: give --out a directory"),
+    ("--set optimizer=AdamW", "(did you mean 'adamw'?)"),
     ("--set resume=true", "out holds no run to resume"),
     ("--xyzzy", "unrecognized arguments: --xyzzy"),
     (
