@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from client.commands.table import OneOf, file_option, option, pairs
+from client.protocol.methods import DEFAULTS, METHODS
 from partitions.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -130,6 +132,7 @@ def assignments(pairs: list[str]) -> dict[str, object]:
 
 def run_values(args: argparse.Namespace) -> dict[str, object]:
     """Return the settings of a command line; --set overrides the file, and named options override both."""
+    from partitions.common.names import split_names
     from server.results.run_directory import read_toml
 
     values: dict[str, object] = (
@@ -142,6 +145,11 @@ def run_values(args: argparse.Namespace) -> dict[str, object]:
         for n in named
         if getattr(args, n, None) is not None
     }
+    methods = split_names(values.get("strategy", DEFAULTS["strategy"]))
+    for key in sorted(DEFAULTS.keys() & assignments(args.set)):
+        method = key.partition(".")[0]
+        if method in METHODS and method not in methods and "adds" not in METHODS[method]:
+            print(f"note: {key} has no effect: no run is of {method}", file=sys.stderr)
     values |= own_data(args, values)
     for key in ("data-dir", "init-weights"):
         if values.get(key):

@@ -24,7 +24,8 @@ from tiny import events_of, history_without_seconds, summary_of
 import server.simulation.simulate
 from client.commands.table import PATHS
 from partitions.common.errors import RunFailedError, UserError
-from server.cli.main import COMMANDS, GROUPS, SHELLS, main, parser
+from server.cli.main import COMMANDS, GROUPS, SHELLS, main, parse, parser
+from server.cli.options import run_values
 from strategies.base.declarations import settings_page
 from strategies.base.run_settings import defaults
 
@@ -836,6 +837,11 @@ def test_a_module_that_hides_a_package_is_named(tmp_path):
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, env=env, capture_output=True, text=True)
     assert done.returncode == 2 and "models.py hides silofl's own models" in done.stderr
+
+
+def test_a_setting_of_a_method_that_does_not_run_is_noted(capsys):
+    run_values(parse(["simulate", "--set", "fedprox.mu=1", "apple.mu=1", "strategy=apple"]))
+    assert capsys.readouterr().err == "note: fedprox.mu has no effect: no run is of fedprox\n"
 
 
 def test_commands_around_a_federation_load_no_pytorch():
