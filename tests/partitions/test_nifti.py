@@ -19,6 +19,7 @@ from taken import imported, refused, silofl, splits_of, write_lines
 from partitions.importing.readers import dicom, registry
 from partitions.importing.readers.reader import SampleSource, slices_taken
 from partitions.importing.readers.volumes import volume as scans
+from partitions.importing.readers.volumes.nifti_file import load_nifti
 from partitions.recipes.reading import ReadOptions
 
 
@@ -78,6 +79,14 @@ def test_whatever_the_file_s_axes(tmp_path, axes):
     made = slice_of(np.asarray(stored.dataobj), tmp_path, stored.affine)
     near(made, slice_of(volume(), tmp_path, ras.affine), 1e-2)
     assert made.shape == (8, 6)  # 2 mm from row to row, 1 mm from column to column
+
+
+def test_metres_and_micrometres_are_read_as_mm(tmp_path):
+    for unit, mm in (("meter", 1e3), ("micron", 1e-3), ("mm", 1), ("unknown", 1)):
+        image = nibabel.Nifti1Image(volume(), np.diag([1 / mm, 2 / mm, 3 / mm, 1]))
+        image.header.set_xyzt_units(unit)
+        image.to_filename(path := tmp_path / "v.nii")
+        near(load_nifti(path).affine.diagonal(), [1, 2, 3, 1], 1e-6)
 
 
 def test_dicom_and_nifti_of_one_patient_are_one_picture(tmp_path):

@@ -23,6 +23,7 @@ ENDINGS = (".nii", ".nii.gz")
 GZIP = b"\x1f\x8b"
 MAGIC = {344: (b"ni1\0", b"n+1\0"), 4: (b"ni2\0", b"n+2\0")}  # by its place in a header
 
+MM = {1: 1e3, 3: 1e-3}  # of a header's units of length: metres and micrometres; others are mm
 LONGEST_HEADER = 540  # bytes, of NIfTI-2
 
 
@@ -69,6 +70,10 @@ def load_nifti(path: Path) -> Any:
     ):
         raise ScanError(
             f"its file is no volume of grey values, but {' x '.join(map(str, image.shape))}"
+        )
+    if (mm := MM.get(int(image.header["xyzt_units"]) & 7, 1.0)) != 1:
+        image = type(image)(
+            image.dataobj, np.diag([mm, mm, mm, 1]) @ image.affine, image.header
         )
     return image
 
