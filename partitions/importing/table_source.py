@@ -165,7 +165,7 @@ def listed_sample(
     where, row = line
     if not row["file"] or (masks and not row["mask"]):
         raise DataError(f"{where} names no {'mask' if row['file'] else 'file'}")
-    drawn = (path.parent / row["mask"],) if masks else ()
+    drawn = (with_ending(path.parent / row["mask"]),) if masks else ()
     key = row.get(patient, "")
     common = line_labels(line, columns, take.decimal), split_of(line), pseudonym(key)
     file = with_ending(path.parent / row["file"])

@@ -107,7 +107,7 @@ def test_an_import_notes_copies(tmp_path, capsys):
         if i % 3 == 0:
             pixels = rng.integers(0, 256, (8, 8), np.uint8)
         Image.fromarray(pixels).save(tmp_path / "p" / f"{i}.png")
-        rows.append(f"p/{i}.png,{i // 3 % 2},P{i}")
+        rows.append(f"p\\{i}.png,{i // 3 % 2},P{i}")
     (tmp_path / "l.csv").write_text("\n".join(rows) + "\n")
     silofl("import", tmp_path / "l.csv", "--labels", "0,1", "--out", tmp_path / "p.npz")
     text = capsys.readouterr().out

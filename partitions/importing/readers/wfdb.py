@@ -16,7 +16,9 @@ HEADER = ".hea"
 
 
 def with_ending(path: Path) -> Path:
-    """Return the header of a WFDB record that is named without its ending, as its tables name records."""
+    """Return a path as a table names it: of a WFDB record without its ending its header, and one with backslashes."""
+    if not path.exists():
+        path = Path(str(path).replace("\\", "/"))
     header = path.with_name(f"{path.name}{HEADER}")
     return header if not path.exists() and header.is_file() else path
 
