@@ -44,7 +44,7 @@ def run_app(grid: Grid, context: Context) -> None:
         RunDirectory.open(out, settings.flat(), resume=c.resume, member=member) as directory,
     ):
         info = settings.strategy.info
-        Reporter(settings, directory).event("start")
+        Reporter(settings.common, directory).event("start")
         try:
             with errors_recorded(directory, settings):
                 if info.trains:
@@ -101,9 +101,9 @@ def errors_recorded(directory: RunDirectory, settings: RunSettings) -> Iterator[
         yield
     except Exception as error:
         if not is_full(error):
-            Reporter(settings, directory).event("error", message=line_of(error))
+            Reporter(settings.common, directory).event("error", message=line_of(error))
         raise
 
 
 def record_end(directory: RunDirectory, settings: RunSettings) -> None:
-    Reporter(settings, directory).event("done", out=str(directory.path.resolve()))
+    Reporter(settings.common, directory).event("done", out=str(directory.path.resolve()))

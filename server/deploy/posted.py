@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import h11
 from websockets.exceptions import ConnectionClosedError
@@ -117,17 +118,16 @@ class Posted:
 # --- HTTP -------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class Visitor:
     """One connection of POSTs. `admit` returns bytes and seconds that a body may have, by what came of it so far."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        admit: Callable[[bytes], tuple[int, float]],
-        answer: Callable[[bytes], Awaitable[bytes]],
-    ) -> None:
-        self.reader, self.writer, self.admit, self.answer = reader, writer, admit, answer
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    admit: Callable[[bytes], tuple[int, float]]
+    answer: Callable[[bytes], Awaitable[bytes]]
+
+    def __post_init__(self) -> None:
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=8192)
 
     async def serve(self) -> None:

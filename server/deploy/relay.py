@@ -65,17 +65,16 @@ class Limits:
     refresh: float = 5.0  # between two questions for the registered keys
 
 
+@dataclass
 class Relay:
     """A relay to one Fleet port. `registered` returns the public keys (PEM) that the server knows."""
 
-    def __init__(
-        self,
-        fleet: tuple[str, int],
-        registered: Callable[[], Iterable[bytes]],
-        limits: Limits = Limits(),
-        echo: Callable[[str], None] = print,
-    ) -> None:
-        self.fleet, self.registered, self.limits, self.echo = fleet, registered, limits, echo
+    fleet: tuple[str, int]
+    registered: Callable[[], Iterable[bytes]]
+    limits: Limits = Limits()
+    echo: Callable[[str], None] = print
+
+    def __post_init__(self) -> None:
         self.keys: frozenset[bytes] = frozenset()
         self.over = False
         self.doors: dict[asyncio.Transport, Door] = {}

@@ -248,6 +248,7 @@ def budgets_of(history: History, unit: str) -> list[dict[str, Any]]:
     ]
 
 
+@dataclass
 class Chosen:
     """The round with the best mean validation score; without validation data, the last tested round.
 
@@ -256,12 +257,13 @@ class Chosen:
     has its first one. A round is better if its mean is higher by more than ``min_delta``.
     """
 
-    def __init__(self, snapshot: str, score: str, min_delta: float = 0.0) -> None:
-        self.snapshot = snapshot
-        self.score = score
-        self.min_delta = min_delta
-        self.round = 0  # 0: nothing is evaluated yet
-        self.evaluated = 0  # the last evaluated round
+    snapshot: str
+    score: str
+    min_delta: float = 0.0
+    round: int = 0  # 0: nothing is evaluated yet
+    evaluated: int = 0  # the last evaluated round
+
+    def __post_init__(self) -> None:
         self.rounds: dict[str, int] = {}  # silo -> the round of its score
         self._last: dict[str, int] = {}
         self._values: dict[str, float] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -101,16 +102,16 @@ def parse_event(line: bytes) -> Event | None:
     return event
 
 
+@dataclass
 class Tail:
     """Reader of one file's new complete lines; each line is read once.
 
     ``position``: number of bytes read so far; ``largest``: maximum bytes read at once, -1: all.
     """
 
-    def __init__(self, file: Path, position: int = 0, largest: int = -1) -> None:
-        self.file = file
-        self.position = position
-        self.largest = largest
+    file: Path
+    position: int = 0
+    largest: int = -1
 
     def lines(self) -> list[bytes]:
         """Return the next complete lines; none if there is no file."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from server.results.history import History, history_file, write_history
@@ -19,12 +20,15 @@ from server.results.summary import add_to_summary
 from strategies.base.run_settings import RunSettings
 
 
+@dataclass(eq=False)
 class WorkerDirectories:
     """The runs' directories in a study's directory that this process has locked."""
 
-    def __init__(self, directory: RunDirectory, runs: Sequence[RunSettings]) -> None:
-        self.directory, self.runs = directory, runs
-        self.order = [run.common.which for run in runs]
+    directory: RunDirectory
+    runs: Sequence[RunSettings]
+
+    def __post_init__(self) -> None:
+        self.order = [run.common.which for run in self.runs]
         # Run -> reader of its progress, whose lines are copied to the study
         self._tails: dict[str, Tail] = {}
 

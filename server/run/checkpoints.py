@@ -28,7 +28,6 @@ from server.results.run_directory import (
     BEFORE,
     NAMES,
     REPORTED,
-    RunDirectory,
     go_back_to,
     load_checkpoint,
     map_reported,
@@ -104,19 +103,17 @@ class LoopState:
         return cast(int, saved.numbers["round"])
 
 
+@dataclass
 class Checkpoints:
     """The checkpoints of one run: load, restore, check and save."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        directory: RunDirectory | None,
-        history: History,
-        reporter: Reporter,
-    ) -> None:
-        self.settings, self.history, self.reporter = settings, history, reporter
-        self.folder: Path | None = directory.checkpoint(settings.run_key) if directory else None
-        self.fallen_back = False  # whether the newest checkpoint is damaged, so that the previous one is resumed
+    settings: RunSettings
+    folder: Path | None
+    history: History
+    reporter: Reporter
+    fallen_back: bool = (
+        False  # whether the newest checkpoint is damaged, so that the previous one is resumed
+    )
 
     def load(self) -> State | None:
         """Return the checkpoint to resume, if there is one."""
@@ -240,12 +237,14 @@ class Start:
     repaired: tuple[Damage, ...]  # the damaged states that are recomputed from there
 
 
+@dataclass
 class Recovery:
     """Handling of the damaged states of one run."""
 
-    def __init__(self, common: Common, reporter: Reporter) -> None:
-        self.common = common
-        self.reporter = reporter
+    common: Common
+    reporter: Reporter
+
+    def __post_init__(self) -> None:
         self.repaired: set[str] = set()  # silos for which the run has gone back
         # Silos that lost their state in this round, and the round that it was of
         self.lost_now: dict[str, int] = {}

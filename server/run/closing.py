@@ -12,7 +12,7 @@ A silo that refuses, or whose answer cannot be used, is reported in one line; th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,14 +44,14 @@ OWN = ("conformal", "conformal_width")
 HOSPITALS = 2  # minimum number of hospitals with a threshold for a common one
 
 
+@dataclass
 class Closing:
-    """The end of one run."""
+    """The end of one run. ``evidence``: of the reported models, by silo."""
 
-    def __init__(self, collector: Collector, recorder: Recorder, hold_out: HoldOut) -> None:
-        self.collector = collector
-        self.recorder = recorder
-        self.hold_out = hold_out
-        self.evidence: dict[str, Evidence] = {}  # of the reported models, by silo
+    collector: Collector
+    recorder: Recorder
+    hold_out: HoldOut
+    evidence: dict[str, Evidence] = field(default_factory=dict)
 
     def collect(
         self, strategy: PersonalizedStrategy, state: LoopState, folder: Path | None

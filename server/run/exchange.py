@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from logging import WARNING
 from statistics import median
 
@@ -57,6 +57,7 @@ class TimeoutPolicy:
         return min(self.timeout, max(self.floor, self.factor * median(took)))
 
 
+@dataclass
 class Exchange:
     """The messages of one exchange and their replies.
 
@@ -69,26 +70,20 @@ class Exchange:
     that its reply took.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        policy: TimeoutPolicy,
-        *,
-        answered: Collection[int] = (),
-        most: Callable[[Message], int] = lambda message: OTHER_BYTES,
-        receipts: Receipts | None = None,
-        before_pull: Callable[[], object] = lambda: None,
-        on_disconnect: Callable[[int], object] = lambda node: None,
-        on_transfer: Callable[[str, Collection[int]], object] = lambda line, nodes: None,
-        on_queue: Callable[[int], object] = lambda node: None,
-        on_cut: Callable[[], object] = lambda: None,
-        on_reply: Callable[[int, float], object] = lambda node, seconds: None,
-    ) -> None:
-        self.grid, self.policy, self.most = grid, policy, most
-        self.receipts = receipts or Receipts()
-        self.before_pull, self.on_disconnect = before_pull, on_disconnect
-        self.on_transfer, self.on_queue, self.on_reply = on_transfer, on_queue, on_reply
-        self.on_cut = on_cut
+    grid: Grid
+    policy: TimeoutPolicy
+    _: KW_ONLY
+    answered: Collection[int] = ()
+    most: Callable[[Message], int] = lambda message: OTHER_BYTES
+    receipts: Receipts = field(default_factory=Receipts)
+    before_pull: Callable[[], object] = lambda: None
+    on_disconnect: Callable[[int], object] = lambda node: None
+    on_transfer: Callable[[str, Collection[int]], object] = lambda line, nodes: None
+    on_queue: Callable[[int], object] = lambda node: None
+    on_cut: Callable[[], object] = lambda: None
+    on_reply: Callable[[int, float], object] = lambda node, seconds: None
+
+    def __post_init__(self) -> None:
         # Whether no silo was online at some time, and at the last query
         self.cut = self.is_cut = False
         self.sent: dict[str, Message] = {}  # every message that went out, by its id
@@ -96,7 +91,7 @@ class Exchange:
         self.lost: dict[int, Message] = {}  # node -> the error that stands for its lost reply
         # The nodes that were online at the start; an unreachable node outside this set is not waited for. After a
         # repaired connection Flower lists a node as offline until its next heartbeat, even if it has replied.
-        self.online: set[int] = set(answered)
+        self.online: set[int] = set(self.answered)
         self.resent: set[int] = set()  # the nodes that were sent their message twice
         # The nodes that were online and, at the last query, were not
         self.offline: set[int] = set()
@@ -107,7 +102,7 @@ class Exchange:
             int, float
         ] = {}  # seconds that nodes were in long transfers or queues
         self.seen = time.monotonic()  # the time of the last query
-        self.limit = policy.timeout  # seconds after which the exchange ends
+        self.limit = self.policy.timeout  # seconds after which the exchange ends
 
     def run(self, messages: Sequence[Message]) -> list[Message]:
         """Send all messages, and collect replies until all silos have answered or the limit is reached.

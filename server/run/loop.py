@@ -67,9 +67,10 @@ class RoundLoop:
         self.recovery = Recovery(self.common, self.reporter)
         self.hold_out = HoldOut(self.collector)
         self.closing = Closing(self.collector, self.recorder, self.hold_out)
-        self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)
+        folder = directory.checkpoint(settings.run_key) if directory else None
+        self.checkpoints = Checkpoints(settings, folder, self.history, self.reporter)
         silo_settings = settings.flat() if run_config is None else run_config
-        self.secure = SecureRounds(self.collector, self.checkpoints.folder, silo_settings)
+        self.secure = SecureRounds(self.collector, folder, silo_settings)
         self.state = LoopState()
         self.until = 0  # the round after which the run pauses; 0: none
         # The last round that is done; the closing exchange comes after the last of all

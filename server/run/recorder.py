@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from flwr.app import Message
@@ -27,12 +28,14 @@ from strategies.base.transport.reporting import (
 )
 
 
+@dataclass
 class Recorder:
     """Writer of one run's history; it also tracks the round that the report would show."""
 
-    def __init__(self, common: Common, history: History) -> None:
-        self.common = common
-        self.history = history
+    common: Common
+    history: History
+
+    def __post_init__(self) -> None:
         self.chosen = Chosen("", "")
         self.improved = Chosen("", "")  # the last round that was better by min-delta
 
@@ -202,14 +205,16 @@ def silo_rows(
 UNVALIDATED = "no silo has reported a validation score so far, and without any the run does not stop early"
 
 
+@dataclass
 class EarlyStopping:
     """Last round of one run: the last planned one, or an earlier one once the run has stopped early."""
 
-    def __init__(self, common: Common, recorder: Recorder, reporter: Reporter) -> None:
-        self.common = common
-        self.recorder = recorder
-        self.reporter = reporter
-        self.last = common.rounds
+    common: Common
+    recorder: Recorder
+    reporter: Reporter
+
+    def __post_init__(self) -> None:
+        self.last = self.common.rounds
 
     def may_stop(self, server_round: int) -> bool:
         """Return whether early stopping may end the run after this round, so that all states must be saved."""

@@ -18,7 +18,7 @@ from models.tasks import Task
 from server.results.history import Row, mean
 from server.results.reasons import merge_reasons
 from server.results.run_directory import RunDirectory
-from strategies.base.run_settings import RunSettings
+from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.reporting import printable
 
@@ -65,16 +65,13 @@ def epsilons(rows: Sequence[Row]) -> dict[str, float]:
 REPORTED_FAULT = re.compile(rf"\w+( in [\w./]+:\d+)?: {FAULT};")
 
 
+@dataclass
 class Reporter:
     """Reporter of one run; without a directory it writes no ``progress.jsonl``."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        directory: RunDirectory | None = None,
-        watch: Callable[[Progress], object] | None = None,
-    ) -> None:
-        self.common, self.directory, self.watch = settings.common, directory, watch
+    common: Common
+    directory: RunDirectory | None
+    watch: Callable[[Progress], object] | None = None
 
     def event(self, kind: str, **values: object) -> None:
         """Add an event of this run to ``progress.jsonl``."""

@@ -130,21 +130,17 @@ def side_by_side(
         raise (UserError if users else RunFailedError)(reasons)
 
 
+@dataclass
 class SideBySide:
     """A study whose runs other processes execute: its bar, and the results of its runs."""
 
-    def __init__(
-        self,
-        runs: Sequence[RunSettings],
-        directories: Mapping[str, WorkerDirectories],
-        trackers: Sequence[Tracker],
-        bar: StudyBar,
-    ) -> None:
-        self.going = {run.label: run for run in runs}
-        self.count = len(runs)
-        self.directories = directories
-        self.trackers = trackers
-        self.bar = bar
+    runs: Sequence[RunSettings]
+    directories: Mapping[str, WorkerDirectories]
+    trackers: Sequence[Tracker]
+    bar: StudyBar
+
+    def __post_init__(self) -> None:
+        self.going = {run.label: run for run in self.runs}
         self.failed: dict[str, tuple[int, str]] = {}
         self.errors: dict[str, str] = {}  # run -> its last error message
         self.describe()
@@ -170,9 +166,9 @@ class SideBySide:
                 )
 
     def describe(self) -> None:
-        done = self.count - len(self.going) - len(self.failed)
+        done = len(self.runs) - len(self.going) - len(self.failed)
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        self.bar.bar.set_description(f"{done} of {self.count} runs{failed}")
+        self.bar.bar.set_description(f"{done} of {len(self.runs)} runs{failed}")
 
     def end(self, run: RunSettings, code: int) -> None:
         directories = self.directories[run.label]
@@ -187,7 +183,7 @@ class SideBySide:
                 reason = f"signal {-code}{memory * (-code == signal.SIGKILL)}"
                 killed = f"its process was killed ({reason})"
                 why = killed if code < 0 else f"its process ended with exit code {code}"
-                Reporter(run, directories.directory).event("error", message=why)
+                Reporter(run.common, directories.directory).event("error", message=why)
             self.failed[run.label] = code, " ".join(why.split())
         self.track(run, rows, failed=bool(code))
 

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import NamedTuple
@@ -92,19 +93,22 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
+@dataclass
 class Guard:
     """ASGI middleware that refuses requests as described above, and adds the security headers to every answer.
 
     ``token``: empty for none; ``hint``: the text for a request without it.
     """
 
-    def __init__(
-        self, app: ASGIApp, token: str = "", csp: str = "default-src 'none'", hint: str = HINT
-    ) -> None:
-        self.app, self.token, self.hint = app, token, hint
+    app: ASGIApp
+    token: str = ""
+    csp: str = "default-src 'none'"
+    hint: str = HINT
+
+    def __post_init__(self) -> None:
         self.headers = [
             (k.encode(), v.encode())
-            for k, v in {**HEADERS, "content-security-policy": csp}.items()
+            for k, v in {**HEADERS, "content-security-policy": self.csp}.items()
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

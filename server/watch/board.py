@@ -113,11 +113,13 @@ class WatchedRun:
         return {name: value for name, value in by_silo.items() if value is not None}
 
 
+@dataclass
 class Board:
-    """All runs of one directory. ``own``: keep only this silo's row, and ignore other silos in the events."""
+    """All runs of one directory. ``site``: keep only this silo's row, and ignore other silos in the events."""
 
-    def __init__(self, site: str = "") -> None:
-        self.site = site
+    site: str = ""
+
+    def __post_init__(self) -> None:
         self.runs: dict[tuple[str, int], WatchedRun] = {}
         self.current: WatchedRun | None = None
         self.notes: deque[tuple[str, str]] = deque(maxlen=NOTES)  # (time, line)

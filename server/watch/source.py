@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,27 +55,24 @@ class Followed(Tail):
         return other
 
 
+@dataclass
 class WatchSource:
     """The followed file; at a site the files of all methods and seeds of its newest run.
 
     ``folder``: a run directory, or a folder whose newest run is followed. With ``silo``, a site's own name, it is the
-    site's state directory.
+    site's state directory. ``expected``: the folder is made by the first run. ``connection``: whose certificates are
+    shown.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        silo: str = "",
-        *,
-        expected: bool = False,
-        connection: Connection | None = None,
-    ) -> None:
-        self.folder, self.silo = folder, silo
-        self.expected = expected  # the folder is made by the first run
-        self.connection = connection  # whose certificates are shown
+    folder: Path
+    silo: str = ""
+    expected: bool = False
+    connection: Connection | None = None
+    looked: float = -math.inf
+
+    def __post_init__(self) -> None:
         self.expiries: list[Expiry] = []
-        self.looked = -math.inf
-        self.board = Board(silo)
+        self.board = Board(self.silo)
         self.tails: list[Followed] = []
 
     def files(self) -> list[Path]:

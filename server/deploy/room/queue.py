@@ -23,6 +23,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,17 +84,20 @@ class RunWords(Frozen):
     limit: Annotated[int, Field(ge=1)] | None = None
 
 
+@dataclass
 class Queue:
-    """The runs of one SuperLink. ``folder``: of the book; ``limit``: runs at a time."""
+    """The runs of one SuperLink. ``folder``: of the book; ``limit``: runs at a time. Raises DataError."""
 
-    def __init__(self, folder: Path, limit: int = 1, *, resumes: bool = False) -> None:
-        """Read the book. Raises DataError for a damaged one."""
-        self.folder, self.limit, self.resumes = folder, limit, resumes
-        self.book = folder / "book.json"
+    folder: Path
+    limit: int = 1
+    resumes: bool = False
+
+    def __post_init__(self) -> None:
+        self.book = self.folder / "book.json"
         self.runs: dict[str, QueuedRun] = {}
         self.lock = threading.RLock()
         self.calls: RunCalls
-        make_folder(folder, 0o700)
+        make_folder(self.folder, 0o700)
         if self.book.exists():
             mend = "without it the queue is empty: move it away"
             self.runs = parse_values(QueueBook, self.book.read_bytes(), self.book, mend).runs

@@ -164,7 +164,7 @@ class Registration:
         self.grid = grid
         self.common = settings.common
         self.run_name = directory.name if directory else ""
-        self.reporter = Reporter(settings, directory, watch)
+        self.reporter = Reporter(settings.common, directory, watch)
         self.receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
         self.trains = settings.strategy.info.trains
         self.summaries: dict[str, dict[str, Any]] = {}
