@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from typing import Any
@@ -35,11 +34,7 @@ def where(study: StudyResults) -> Markup:
 
 def headline(study: StudyResults) -> tuple[Markup, Markup]:
     """Return the sentence at the top, and the caution below it: the limits of what it says."""
-    scored = [
-        silo
-        for silo in study.silos
-        if any(not math.isnan(study.score(method, silo).mean) for method in study.methods)
-    ]
+    scored = study.scored(study.methods)
     gain_verdict = compare_headline(study)
     federating, personalising = parts(study)
     values = {

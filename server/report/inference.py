@@ -117,9 +117,13 @@ def over_hospitals(values: Sequence[float], methods: int = 1) -> Gain:
     mean = statistics.fmean(values)
     if n < HOSPITALS_NEEDED:
         return Gain(mean, UNKNOWN)
-    error = statistics.stdev(values) / math.sqrt(n)
-    half = t_quantile(n, methods) * error
-    p = float(2 * special.stdtr(n - 1, -abs(mean) / error)) if error else float(mean == 0)
+    return students_t(mean, statistics.stdev(values) / math.sqrt(n), n - 1, methods)
+
+
+def students_t(mean: float, error: float, freedom: float, methods: int) -> Gain:
+    """Return a mean of this standard error with its interval and p value (Student's t)."""
+    half = float(special.stdtrit(freedom, 1 - 0.025 / methods)) * error
+    p = float(2 * special.stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
     return Gain(mean, (mean - half, mean + half), min(1.0, methods * p))
 
 
@@ -128,19 +132,15 @@ def over_patients(values: Sequence[float], patients: Sequence[int], methods: int
     known = [
         (0.0 if abs(v) < EXACT else v, n) for v, n in zip(values, patients, strict=True) if n
     ]
-    if len(known) < HOSPITALS_NEEDED:
-        total = sum(n for _, n in known)
-        return Gain(sum(v * n for v, n in known) / total if total else NAN, UNKNOWN)
     total = sum(n for _, n in known)
+    if len(known) < HOSPITALS_NEEDED:
+        return Gain(sum(v * n for v, n in known) / total if total else NAN, UNKNOWN)
     shares = [n / total for _, n in known]
     mean = sum(v * share for (v, _), share in zip(known, shares, strict=True))
     # Without a hospital the mean moves by so much
     moves = ((v - mean) * p / (1 - p) for (v, _), p in zip(known, shares, strict=True))
     error = math.sqrt((1 - 1 / len(known)) * sum(move**2 for move in moves))
-    freedom = 1 / sum(p**2 for p in shares) - 1
-    half = float(special.stdtrit(freedom, 1 - 0.025 / methods)) * error
-    p = float(2 * special.stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
-    return Gain(mean, (mean - half, mean + half), min(1.0, methods * p))
+    return students_t(mean, error, 1 / sum(p**2 for p in shares) - 1, methods)
 
 
 def carrier(values: Mapping[str, float]) -> str | None:
@@ -171,6 +171,17 @@ def silo_interval(seeds: Seeds) -> Interval:
         else 0.0
     )
     return mean - math.hypot(below, of_seeds), mean + math.hypot(above, of_seeds)
+
+
+def over_seeds(seeds: Seeds) -> Gain:
+    """Return one hospital's gain: its mean over seeds with :func:`silo_interval`; ``nan`` for none."""
+    mean = statistics.fmean(gain.mean for gain in seeds.values()) if seeds else NAN
+    return Gain(mean, silo_interval(seeds))
+
+
+def with_interval(gains: Mapping[str, Gain]) -> dict[str, Gain]:
+    """Return the hospitals' gains that have an interval."""
+    return {silo: gain for silo, gain in gains.items() if gain.has_interval}
 
 
 def quantile_among(among: int) -> float:

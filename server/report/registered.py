@@ -20,15 +20,15 @@ from server.report.inference import (
     Interval,
     over_hospitals,
     over_patients,
-    silo_interval,
+    over_seeds,
     widen,
+    with_interval,
 )
-from server.report.methods import info_of, spell
+from server.report.methods import spell
 from server.report.participation import rounds_missed, seldom
 from server.report.study import StudyResults
 from server.results.registration import KeptStudy
 from server.results.study import study_runs
-from server.results.summary import values_by_round
 
 EQUIVALENT, GAIN, LOSS, INCONCLUSIVE, UNTESTED = (
     "equivalent",
@@ -113,16 +113,13 @@ def scores(
     study: StudyResults, analysis: Analysis, method: str
 ) -> dict[tuple[str, int], float]:
     """Return a method's values of the registered metric by silo and seed, at the round that validation chose."""
-    score, snapshot = study.task.score, info_of(method).reports
-    metric = score if analysis.metric == SCORE else analysis.metric
-    values = dict[tuple[str, int], float]()
-    for run in study.of(method):
-        if run["seed"] in analysis.seeds:
-            rows = study.history.of(method, run["seed"])
-            by_round = values_by_round(rows, analysis.split, snapshot, score, metric)
-            at = by_round.get(run["final"]["round"], {})
-            values |= {(silo, run["seed"]): value for silo, value in at.items()}
-    return values
+    metric = "" if analysis.metric == SCORE else analysis.metric
+    return {
+        (silo, seed): value
+        for seed, values in study.final_values(method, analysis.split, metric)
+        for silo, value in values.items()
+        if seed in analysis.seeds
+    }
 
 
 def compare_registered(
@@ -160,12 +157,12 @@ def harm_of(study: StudyResults, analysis: Analysis) -> Harm:
     if analysis.metric not in (SCORE, study.task.score) or analysis.split != "test":
         return Harm({}, {}, {}, 0)
     by_seed = study.differences(analysis.method, analysis.baseline)
-    gains = dict[str, Gain]()
-    for silo, of in by_seed.items():
-        if seeds := {seed: of[seed] for seed in analysis.seeds if seed in of}:
-            mean = statistics.fmean(gain.mean for gain in seeds.values())
-            gains[silo] = Gain(mean, silo_interval(seeds))
-    known = {silo: gain for silo, gain in gains.items() if gain.has_interval}
+    known = with_interval(
+        {
+            silo: over_seeds({seed: of[seed] for seed in analysis.seeds if seed in of})
+            for silo, of in by_seed.items()
+        }
+    )
     wide = {silo: widen(gain, len(known)) for silo, gain in known.items()}
     margin = -analysis.harm_margin / 100
     return Harm(

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from server.report.inference import (
     finite_or_nan,
     from_intervals,
     over_hospitals,
-    silo_interval,
+    over_seeds,
     spread,
 )
 from server.report.methods import alone, baselines, exchanges, info_of, shared
@@ -70,12 +70,8 @@ class StudyResults:
                 runs.append(self._read_unfinished(*key))
         order = [*baselines(), *(name for name, _ in self.planned)]
         rank = {name: place for place, name in reversed(list(enumerate(order)))}
-        return compare(
-            sorted(
-                runs,
-                key=lambda r: (rank.get(r["strategy"], math.inf), r["strategy"], r["seed"]),
-            )
-        )
+        runs.sort(key=lambda r: (rank.get(r["strategy"], math.inf), r["strategy"], r["seed"]))
+        return compare(runs)
 
     def _read_unfinished(self, strategy: str, seed: int) -> dict[str, Any]:
         rows = self.history.of(strategy, seed)
@@ -107,10 +103,8 @@ class StudyResults:
     @cached_property
     def task(self) -> Task:
         """The task that the silos train on."""
-        found_tasks = (
-            str(entry["task"]) for entry in (*self.summarised, *self.events) if "task" in entry
-        )
-        return task_of(next(found_tasks, "multiclass"))
+        entries = (*self.summarised, *self.events)
+        return task_of(next((str(of["task"]) for of in entries if "task" in of), "multiclass"))
 
     @cached_property
     def methods(self) -> list[str]:
@@ -203,6 +197,14 @@ class StudyResults:
         interval = scored[0].interval if len(scored) == 1 else UNKNOWN
         return Score(statistics.fmean(scores), spread(scores), interval, n_test)
 
+    def scored(self, methods: Sequence[str]) -> list[str]:
+        """Return the silos that have a score of one of these methods."""
+        return [
+            silo
+            for silo in self.silos
+            if any(not math.isnan(self.score(method, silo).mean) for method in methods)
+        ]
+
     def sizes(self, silo: str, part: str) -> list[int]:
         """Return a silo's ``n_train`` or ``n_test``: the different values over runs, ascending."""
         return sorted({r["per_silo"][silo][part] for r in self.runs if silo in r["per_silo"]})
@@ -225,37 +227,25 @@ class StudyResults:
         return self._differences[method, base]
 
     def gain(self, method: str, base: str, silo: str) -> Gain:
-        """Return the gain over ``base`` in one silo: mean over seeds and interval (:func:`silo_interval`)."""
-        seeds = self.differences(method, base)[silo]
-        if not seeds:
-            return Gain(NAN, UNKNOWN)
-        return Gain(statistics.fmean(d.mean for d in seeds.values()), silo_interval(seeds))
+        """Return the gain over ``base`` in one silo (:func:`over_seeds`)."""
+        return over_seeds(self.differences(method, base)[silo])
 
     def gains(self, method: str, base: str) -> dict[str, Gain]:
         """Return the gain in each silo that has one."""
         return {
-            silo: self.gain(method, base, silo)
+            silo: over_seeds(seeds)
             for silo, seeds in self.differences(method, base).items()
             if seeds
         }
 
     def mean_gain(self, method: str, base: str, without: Collection[str] = ()) -> Gain:
         """Return the mean gain over silos, with equal weights (:func:`over_hospitals`)."""
-        return over_hospitals(
-            list(self.silo_means(method, base, without).values()),
-            self.count_compared(method, base),
-        )
+        means = [m for silo, m in self.silo_means(method, base).items() if silo not in without]
+        return over_hospitals(means, self.count_compared(method, base))
 
-    def silo_means(
-        self, method: str, base: str, without: Collection[str] = ()
-    ) -> dict[str, float]:
+    def silo_means(self, method: str, base: str) -> dict[str, float]:
         """Return each silo's difference of ``method`` and ``base`` as a mean over seeds, for silos that have one."""
-        by_silo = self.differences(method, base)
-        return {
-            s: statistics.fmean(d.mean for d in by_silo[s].values())
-            for s in by_silo
-            if by_silo[s] and s not in without
-        }
+        return {silo: gain.mean for silo, gain in self.gains(method, base).items()}
 
     def count_compared(self, method: str, base: str) -> int:
         """Return the number of methods that share the 5 % of their intervals (Bonferroni).
@@ -287,13 +277,21 @@ class StudyResults:
 
     def _score(self, method: str) -> float:
         """Return the mean score at the final round over silos and seeds, on validation data if there are any."""
-        scores, snapshot = [], info_of(method).reports
+        scores = [
+            statistics.fmean(values.values())
+            for _, values in self.final_values(method, self.chosen_on)
+            if values
+        ]
+        return statistics.fmean(scores) if scores else -1.0
+
+    def final_values(
+        self, method: str, split: str, metric: str = ""
+    ) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield each seed with the silos' scores, or another ``metric``, at the final round."""
         for run in self.of(method):
             rows = self.history.of(method, run["seed"])
-            by_round = values_by_round(rows, self.chosen_on, snapshot, self.task.score)
-            if values := by_round.get(run["final"]["round"]):
-                scores.append(statistics.fmean(values.values()))
-        return statistics.fmean(scores) if scores else -1.0
+            which = split, info_of(method).reports, self.task.score, metric
+            yield run["seed"], values_by_round(rows, *which).get(run["final"]["round"], {})
 
     @property
     def analysis(self) -> Analysis | None:
@@ -347,9 +345,7 @@ class StudyResults:
 
     def final(self, method: str, key: str) -> tuple[float, float]:
         """Return mean and standard deviation over seeds of an entry of ``final`` or of the run (``bmcta``...)."""
-        of_seeds = [
-            r["final"].get(key) if key in r["final"] else r.get(key) for r in self.of(method)
-        ]
+        of_seeds = ({**r, **r["final"]}.get(key) for r in self.of(method))
         values = [float(v) for v in of_seeds if v is not None]
         return (statistics.fmean(values), spread(values)) if values else (NAN, NAN)
 

@@ -25,6 +25,7 @@ from server.report.inference import (
     finite_or_nan,
     over_hospitals,
     visible_loss,
+    with_interval,
 )
 from server.report.methods import alone
 from server.report.participation import Rounds, seldom, worst
@@ -80,14 +81,14 @@ class GainVerdict:
     @property
     def visible(self) -> tuple[tuple[float, str], tuple[float, str]] | None:
         """The least and the largest loss at one silo that 80 of 100 studies would show, with the silos; or None."""
-        known = {silo: gain for silo, gain in self.gains.items() if gain.has_interval}
+        known = with_interval(self.gains)
         losses = [(visible_loss(gain, len(known)), silo) for silo, gain in known.items()]
         return (min(losses), max(losses)) if losses else None
 
     @property
     def harmed(self) -> dict[str, Gain]:
         """The silos with a shown loss, independent of the mean gain."""
-        known = {silo: gain for silo, gain in self.gains.items() if gain.has_interval}
+        known = with_interval(self.gains)
         return {
             silo: gain for silo, gain in known.items() if excludes_zero(gain, len(known)) < 0
         }

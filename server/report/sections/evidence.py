@@ -118,9 +118,7 @@ def evidence_section(study: StudyResults) -> Markup:
     if not study.runs or not evidence_that_left(study):
         return Markup()
     # The headline's method (or the first one) and, if there is one, the baseline that it is compared with.
-    methods = [
-        m for m in dict.fromkeys([study.best or study.methods[0], study.base]) if m is not None
-    ]
+    methods = [m for m in dict.fromkeys([study.headed, study.base]) if m is not None]
     measured = measurements_of(study)
     pairs = [(silo, prefix) for silo in study.silos for prefix in measured]
     drawn = [pair for pair in pairs if has_bins(study, methods, *pair)]

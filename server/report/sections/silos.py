@@ -59,13 +59,12 @@ def silos_section(study: StudyResults) -> Markup:
         return Markup()
     methods, base = study.columns, study.base
     rare = seldom(study, methods)
-    known = any(not math.isnan(study.score(m, s).mean) for m in methods for s in study.silos)
     gained = {s: study.gain(study.headed, base, s) for s in study.silos} if base else {}
     return render(
         "silos",
         study=study,
         best=study.headed,
-        figure=in_widths(gains, study) if known else None,
+        figure=in_widths(gains, study) if study.scored(methods) else None,
         gained=gained,
         lose={silo: gain for silo, gain in gained.items() if gain.sign < 0},
         few=MOST_LOSERS,
@@ -110,9 +109,7 @@ def gains(study: StudyResults, width: float) -> str:
     look = styles(study)
     methods = study.columns
     best, base = study.headed, study.base
-    order = [
-        s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in methods)
-    ]
+    order = study.scored(methods)
     gain = {s: study.gain(best, base, s) for s in order} if base else {}
     if base:
         order.sort(key=lambda s: -gain[s].mean if not math.isnan(gain[s].mean) else 9)
