@@ -111,11 +111,11 @@ def simulate_command(args: argparse.Namespace) -> None:
 def print_outcomes(out: Path) -> None:
     """Print one line for each run of a finished study."""
     from server.results.history import History
-    from server.results.reading import read_summary
+    from server.results.reading import read_summary, which_of
 
     history = History(out / "history.csv")
     for run in read_summary(out / "summary.json")["runs"]:
-        rows = history.of(run["strategy"], run["seed"])
+        rows = history.of(*which_of(run))
         print(f"{run['strategy']}-{run['seed']}: {outcome(run)}{note_untrained(run, rows)}")
 
 

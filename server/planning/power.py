@@ -9,6 +9,7 @@ deviation of one patient's difference. ``benchmarks/coverage.py`` measures the r
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -181,11 +182,7 @@ def least_number(holds: Callable[[int], bool], first: int, most: int) -> int | N
     """Return the least whole number from ``first`` to ``most`` from which a condition holds, by bisection."""
     if not holds(most):
         return None
-    low, high = first, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return high
+    return first + bisect_left(range(first, most), True, key=holds)
 
 
 def needed(design: Design, effect: float, wanted: float) -> dict[str, int | None]:

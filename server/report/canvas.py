@@ -206,7 +206,6 @@ def inline(text: str, key: str, label: str, width: float, height: float) -> str:
     """Return matplotlib's document as an element of the page: no prologue, unique ids, the page's colours."""
     body = text[text.index("<svg") :]
     body = body[body.index(">") + 1 : body.rindex("</svg>")]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
     used = set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', body))
     body = re.sub(

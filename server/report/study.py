@@ -32,7 +32,7 @@ from server.report.inference import (
 )
 from server.report.methods import alone, baselines, exchanges, info_of, shared
 from server.results.history import HEADER, History, history_file
-from server.results.reading import read_events, read_json, read_summary
+from server.results.reading import read_events, read_json, read_summary, which_of
 from server.results.registration import registration_of
 from server.results.run_directory import check_holds_run, read_toml
 from server.results.study import TUNING
@@ -98,7 +98,7 @@ class StudyResults:
     @cached_property
     def finished(self) -> set[tuple[str, int]]:
         """Strategy and seed of the finished runs."""
-        return {(r["strategy"], r["seed"]) for r in self.summarised}
+        return set(map(which_of, self.summarised))
 
     @cached_property
     def task(self) -> Task:

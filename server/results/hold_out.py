@@ -21,7 +21,7 @@ from partitions.common.adding import added
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import split_names, unknown_name
-from server.results.reading import read_summary
+from server.results.reading import read_summary, which_of
 from server.results.run_directory import RunDirectory
 from server.results.study import study_runs
 from strategies.base.run_settings import RunSettings
@@ -127,7 +127,7 @@ def held_out_rows(
     runs: Iterable[Mapping[str, Any]], everybody: Sequence[Mapping[str, Any]] = ()
 ) -> Iterator[Scored]:
     """Yield the scores of the silos that these runs hold out, and in the study's runs with ``everybody`` if given."""
-    known = {(run["strategy"], run["seed"]): run for run in everybody}
+    known = {which_of(run): run for run in everybody}
     for run in runs:
         for silo, result in run.get("hold_out", {}).items():
             row = {kind: result[kind].get(run["score"]) for kind in KINDS}

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from client.export import when, write_model
 from client.exporting.model_card import Card, checked_card
-from models.initialisation import flat_model
 from models.layout import Layout
 from models.shapes import columns, kind_of, read_shape, write_shape
 from models.trainable import describe_network
@@ -34,7 +33,7 @@ from server.results.run_directory import (
     read_toml,
     shared_arrays,
 )
-from server.results.study import study_runs
+from server.results.study import run_network, study_runs
 from strategies.base.evaluation import OWN
 from strategies.base.run_settings import RunSettings
 from strategies.base.state import BUFFERS, GLOBAL, State
@@ -69,10 +68,8 @@ def export_shared(
             f"{source} has no checkpoint of {run.run_key}: the server's run directory is needed here"
         )
     spec, c = state.numbers["facts"], run.common
-    name, options = run.model_for(shape := read_shape(spec["shape"]), spec["task"])
-    part = run.part()
-    size = flat_model(name, shape, spec["classes"], options, "cpu", run.head, part).layout.size
-    newest = shared_arrays(state.arrays, run.strategy, size)
+    network = run_network(run, read_shape(spec["shape"]), spec["classes"], spec["task"])
+    newest = shared_arrays(state.arrays, run.strategy, network.layout.size)
     if not newest:
         raise UserError(
             f"{c.strategy} has no model that all silos share: export a silo's with --silo NAME"
@@ -165,9 +162,8 @@ def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSetting
 
 def final_of(source: Path, run: RunSettings) -> dict[str, Any]:
     """Return the run's result in ``summary.json``, with the name of its score; empty for an unfinished run."""
-    entry = find_entry(RunDirectory(source).summary, run.common.which)
-    kept = {key: entry[key] for key in ("score", "rounds")} if entry else {}
-    return {**entry["final"], **kept} if entry else {}
+    entry = find_entry(RunDirectory(source).summary, run.common.which) or {"final": {}}
+    return {**entry["final"], **{k: entry[k] for k in ("score", "rounds") if k in entry}}
 
 
 def statistics(

@@ -7,7 +7,7 @@ one line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -199,4 +199,9 @@ def read_summary(path: Path) -> dict[str, Any]:
 def find_entry(path: Path, which: tuple[str, int]) -> dict[str, Any] | None:
     """Return the entry of a run, by method and seed, in ``summary.json``; None if the run has not ended."""
     runs: list[dict[str, Any]] = read_summary(path)["runs"]
-    return next((run for run in runs if (run["strategy"], run["seed"]) == which), None)
+    return next((run for run in runs if which_of(run) == which), None)
+
+
+def which_of(run: Mapping[str, Any]) -> tuple[str, int]:
+    """Return method and seed of a run's entry."""
+    return run["strategy"], run["seed"]

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from models.initialisation import flat_model
 from models.shapes import columns
 from partitions.common.names import silo_name
 from partitions.labels import TASKS
 from partitions.patients import MOST_GROUPS
 from partitions.schema import NO_SCHEMA, Schema
-from server.results.study import start_strategy
+from server.results.study import run_network, start_strategy
 from strategies.base.evaluation import asks_for_models
 from strategies.base.plan import OFFLINE, SiloInfo
 from strategies.base.run_settings import RunSettings
@@ -69,8 +68,7 @@ def reply_sizes(run: RunSettings, data: Mapping[str, Any], silos: int) -> ReplyS
     common, info, classes = run.common, run.strategy.info, data["classes"]
     task = data.get("task", TASKS[0])
     shape = seen_shape(common, data["shape"], task)
-    name, options = run.model_for(shape, task)
-    model = flat_model(name, shape, classes, options, "cpu", run.head, run.part())
+    model = run_network(run, shape, classes, task)
     masked = (3 + silos) * STATEMENT if common.secure_aggregation else 0
     listed = len(info.sends_numbers) * (len(model.layout.parameters) + silos)
     text = TEXT + NUMBER * listed

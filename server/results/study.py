@@ -32,6 +32,7 @@ from models.flat import FlatModel
 from models.initialisation import flat_model
 from models.optimizers import block_shares
 from models.privacy.records import check_unmixed
+from models.shapes import Shape
 from models.tasks import task_of
 from partitions.common.errors import UserError
 from partitions.common.names import nearest, split_names
@@ -142,8 +143,7 @@ def check_run(run: RunSettings) -> None:
     run.check_task(task, whole.classes)
     shape = seen_shape(run.common, whole.input_shape, whole.task)
     run.augmentation_for(shape)
-    name, options = run.model_for(shape, whole.task)
-    model = flat_model(name, shape, whole.classes, options, "cpu", run.head, run.part())
+    model = run_network(run, shape, whole.classes, whole.task)
     silos = [SiloInfo(p.name, OFFLINE, len(p.train), len(p.val), len(p.test)) for p in parts]
     # The run itself logs its warnings
     logging.disable(logging.WARNING)
@@ -151,6 +151,12 @@ def check_run(run: RunSettings) -> None:
         start_strategy(run, model, silos, lambda purpose: model.vector)
     finally:
         logging.disable(logging.NOTSET)
+
+
+def run_network(run: RunSettings, shape: Shape, classes: int, task: str) -> FlatModel:
+    """Return the network of a run for these samples. Raises UserError where it does not fit them."""
+    name, options = run.model_for(shape, task)
+    return flat_model(name, shape, classes, options, "cpu", run.head, run.part())
 
 
 def start_strategy(

@@ -23,7 +23,7 @@ from models.tasks import ENDS, MULTICLASS, Task
 from partitions.common.adding import added
 from partitions.schema import read_schema
 from server.results.history import History, Row, joined_in, mean, spent_by_silo
-from server.results.reading import read_summary
+from server.results.reading import read_summary, which_of
 from server.results.run_directory import RunDirectory
 from strategies import strategies
 from strategies.base.transport.data_summary import sample_weights
@@ -79,10 +79,10 @@ def add_to_summary(
     """
     before = read_summary(directory.summary)
     runs: list[dict[str, Any]] = before["runs"]
-    here = {(r["strategy"], r["seed"]) for r in new}
-    runs = [r for r in runs if (r["strategy"], r["seed"]) not in here] + [dict(r) for r in new]
+    here = set(map(which_of, new))
+    runs = [r for r in runs if which_of(r) not in here] + [dict(r) for r in new]
     places = {which: place for place, which in enumerate(order)}
-    runs.sort(key=lambda r: places.get((r["strategy"], r["seed"]), len(places)))
+    runs.sort(key=lambda r: places.get(which_of(r), len(places)))
     summary = {**before, "runs": compare(runs)}
     directory.write_json("summary.json", summary)
     return summary

@@ -75,11 +75,10 @@ class HoldOut:
 
     def keep(self, strategy: PersonalizedStrategy) -> NewcomerPayloads:
         """Return the payloads that newcomers would have received in the strategy's round."""
-        silos = self.registration.held_out if self.before is not None else {}
         payloads = {
             name: newcomer_payload(strategy, info, self.before)
-            for name, info in silos.items()
-            if self.before
+            for name, info in self.registration.held_out.items()
+            if self.before is not None
         }
         return NewcomerPayloads(strategy.round, payloads)
 
@@ -121,9 +120,5 @@ class HoldOut:
         for row in rows:
             if (row.silo, row.split) == (name, "test"):
                 metrics[row.snapshot][row.metric] = None if math.isnan(row.value) else row.value
-        counts = (
-            {"n_train": info.n_train, "n_test": info.n_test}
-            if info
-            else {"n_train": None, "n_test": None}
-        )
+        counts = {key: getattr(info, key, None) for key in ("n_train", "n_test")}
         return {**counts, "round": server_round, **metrics}

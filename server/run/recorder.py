@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,6 @@ from itertools import groupby
 from flwr.app import Message
 
 from models.tasks import Task
-from partitions.common.errors import DataError
 from server.results.history import JOINED, Chosen, History, Row
 from server.run.reporter import Reporter
 from strategies.base.plan import SiloInfo
@@ -23,7 +21,6 @@ from strategies.base.transport.reporting import (
     PRIVACY,
     SNAPSHOTS,
     metrics_of_reply,
-    read_metrics,
     read_replies,
 )
 
@@ -65,7 +62,7 @@ class Recorder:
         """Add the strategy's round, which took ``seconds``, to the history; return its rows."""
         rows = self.rows(strategy, strategy.round, metrics, task, state_lost)
         rows += self._joins(strategy.round, strategy.plan.joined)
-        rows += self._privacy(strategy, strategy.round, replies)
+        rows += self._privacy(strategy, replies)
         rows += self._secure(strategy)
         rows += self.totals(strategy.round, seconds, strategy.bytes_down, strategy.bytes_up)
         self.history.add(rows)
@@ -87,42 +84,31 @@ class Recorder:
                 strategy, strategy.silos[name], measured, server_round, task.score
             )
         rows.sort(key=lambda r: (r.silo, r.split, r.snapshot, r.metric))
-        rows += [
-            self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)
+        of_silos: dict[str, Mapping[str, float]] = {
+            "rejected": dict.fromkeys(strategy.rejected, 1.0),
+            "state_lost": state_lost,
+            "bounded": {silo: share for silo, (share, _) in strategy.bounded.items()},
+        }
+        return rows + [
+            self._row(server_round, metric, value, silo)
+            for metric, values in of_silos.items()
+            for silo, value in sorted(values.items())
         ]
-        rows += [
-            self._row(server_round, "state_lost", of, silo)
-            for silo, of in sorted(state_lost.items())
-        ]
-        bounded = sorted(strategy.bounded.items())
-        rows += [
-            self._row(server_round, "bounded", share, silo) for silo, (share, _) in bounded
-        ]
-        return rows
 
-    def _privacy(
-        self, strategy: PersonalizedStrategy, server_round: int, replies: Iterable[Message]
-    ) -> list[Row]:
+    def _privacy(self, strategy: PersonalizedStrategy, replies: Iterable[Message]) -> list[Row]:
         """Return each silo's privacy cost so far; a reply that is not used also costs privacy.
 
         Without ``dp = true`` there is none, whatever a silo sends.
         """
         if not self.common.dp:
             return []
-        names = strategy.plan.nodes
-        rows = []
-        for reply in replies:
-            with contextlib.suppress(DataError):
-                metrics = (
-                    {} if reply.has_error() else read_metrics(reply.content.get("metrics"))
-                )
-                silo = names.get(reply.metadata.src_node_id, "")
-                rows += [
-                    self._row(server_round, name, metrics[name], silo)
-                    for name in PRIVACY
-                    if name in metrics
-                ]
-        return sorted(rows, key=lambda row: (row.silo, row.metric))
+        by_silo, _ = read_replies(replies, strategy.plan.nodes, metrics_of_reply)
+        return [
+            self._row(strategy.round, name, metrics[name], silo)
+            for silo, metrics in sorted(by_silo.items())
+            for name in sorted(PRIVACY)
+            if name in metrics
+        ]
 
     def count_attended(self) -> dict[str, int]:
         """Return by silo the number of its rounds with differential privacy in this run."""

@@ -104,11 +104,7 @@ def start_superexec(local: LocalFederation, superlink: Process) -> None:
         port=local.control_port,
         superlink=superlink.pid,
     )
-    log = log_file(local.directory, SUPERLINK)
-    inherited = part_environment(local.directory, SUPERLINK)
-    processes.start_process(
-        SUPERLINK, command, directory=local.directory, log=log, environment=inherited
-    )
+    start_part(local, SUPERLINK, command, appends=True)
 
 
 def supernode_part(
@@ -135,9 +131,12 @@ def start_part(
     part: str,
     command: list[str],
     inherited: Mapping[str, str] | None = None,
+    *,
+    appends: bool = False,
 ) -> Process:
+    """Start a part. ``appends``: to its log, which else begins anew."""
     log = log_file(local.directory, part)
-    if log.exists():
+    if log.exists() and not appends:
         log.rename(log.with_name(log.name + ".1"))
     inherited = inherited or part_environment(local.directory, part)
     return processes.start_process(

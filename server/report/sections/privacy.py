@@ -12,6 +12,7 @@ from server.report.html import render
 from server.report.methods import info_of, spell
 from server.report.study import StudyResults
 from server.results.history import SiloCost, spent_by_silo
+from server.results.reading import which_of
 
 
 def privacy_section(study: StudyResults) -> Markup:
@@ -42,7 +43,7 @@ def privacy_rows(
 ) -> Iterator[tuple[str, str, SiloCost, float | None]]:
     """Yield silo, run, cost and score for each silo and run."""
     for run in (run for method in methods for run in study.of(method)):
-        key = run["strategy"], run["seed"]
+        key = which_of(run)
         end = "" if key in study.finished else ", not finished"
         for silo, cost in spent_by_silo(study.history.of(*key)).items():
             score = run["per_silo"].get(silo, {}).get(study.task.score)
