@@ -209,14 +209,10 @@ class LoadedModel:
     """An exported model. ``card``: its model card; ``module``: the network with its weights, in evaluation mode."""
 
     def __init__(
-        self,
-        file: Path,
-        folder: tempfile.TemporaryDirectory[str] | None = None,
-        network: str = "",
+        self, file: Path, folder: tempfile.TemporaryDirectory[str], network: str
     ) -> None:
         self._file, self._network = file, network
-        if folder is not None:
-            weakref.finalize(self, folder.cleanup)
+        weakref.finalize(self, folder.cleanup)
         card, net = read_model(file, network)
         self.card: dict[str, Any] = json.loads(card.text)
         self.module: nn.Module = net.module.eval()

@@ -45,7 +45,7 @@ HINT = "send the header Authorization: Bearer TOKEN; silofl predict --serve prin
 
 
 def serve_model(
-    model: Path, recipe: Path | None, host: str, port: int, token: Token, network: str = ""
+    model: Path, recipe: Path | None, host: str, port: int, token: Token, network: str
 ) -> None:
     """Serve a model until Ctrl-C. Raises UserError if it cannot be read or has no recipe."""
     card, net = read_model(model, network)

@@ -286,7 +286,7 @@ class Control:
         digest = hashlib.sha256(fab).hexdigest()
         return self._calls.start(fab, digest, dict(settings), json.dumps(words))
 
-    def change_queue(self, limit: int, *, resume: bool = False) -> list[str]:
+    def change_queue(self, limit: int, *, resume: bool) -> list[str]:
         """Set how many runs are on at a time; return the interrupted runs, which go on with ``resume``."""
         words = json.dumps({"limit": limit, "resume": resume})
         return str(self._calls.call("StartRun", user_prompt=words).note).split()

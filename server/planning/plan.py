@@ -158,28 +158,24 @@ def plan_page(plan: StudyPlan) -> str:
     """Return the plan as an HTML page with its figure."""
     template = report_environment().get_template("planning/plan.html")
     with matplotlib.rc_context(SETTINGS):
-        return template.render(**plan_values(plan), charts=in_widths(curve_chart(plan)))
+        return template.render(**plan_values(plan), charts=in_widths(power_curve, plan))
 
 
-def curve_chart(plan: StudyPlan) -> Any:
-    """Return the function that draws power against mean gain, in a width."""
-
-    @chart
-    def draw(width: float) -> str:
-        c = Canvas(width, 300, (56, 24, 12, 44))
-        scale = 100 if plan.metric == ACCURACY else 1
-        x, y = ([a for a, _ in plan.curve], [b for _, b in plan.curve])
-        c.axes.axhline(min(POWERS), color=MUTED, linewidth=1)
-        c.axes.axvline(scale * plan.effect, color=MUTED, linewidth=1)
-        c.axes.plot([scale * gain for gain in x], y, color=BLUE, linewidth=2.0, marker="o")
-        c.axes.set_ylim(0, 1.02)
-        unit = "percentage points" if scale == 100 else plan.metric
-        c.finish_lines(f"true mean gain, {unit}", rounds=False)
-        return c.svg(
-            f"power{width:.0f}", "Share of studies that show the gain, by the true mean gain"
-        )
-
-    return draw
+@chart
+def power_curve(plan: StudyPlan, width: float) -> str:
+    """Draw power against mean gain."""
+    c = Canvas(width, 300, (56, 24, 12, 44))
+    scale = 100 if plan.metric == ACCURACY else 1
+    x, y = zip(*plan.curve, strict=True)
+    c.axes.axhline(min(POWERS), color=MUTED, linewidth=1)
+    c.axes.axvline(scale * plan.effect, color=MUTED, linewidth=1)
+    c.axes.plot([scale * gain for gain in x], y, color=BLUE, linewidth=2.0, marker="o")
+    c.axes.set_ylim(0, 1.02)
+    unit = "percentage points" if scale == 100 else plan.metric
+    c.finish_lines(f"true mean gain, {unit}", rounds=False)
+    return c.svg(
+        f"power{width:.0f}", "Share of studies that show the gain, by the true mean gain"
+    )
 
 
 def write_plan(plan: StudyPlan, folder: Path) -> None:

@@ -62,10 +62,13 @@ def write_summary(
     directory: RunDirectory, history: History, run: FinishedRun
 ) -> dict[str, Any]:
     """Add one finished run to ``summary.json``."""
-    entry = {**run_summary(history, run), "left_out": dict(run.left_out)}
-    return add_to_summary(
-        directory, [entry | ({"hold_out": dict(run.hold_out)} if run.hold_out else {})]
-    )
+    return add_to_summary(directory, [summary_entry(history, run)])
+
+
+def summary_entry(history: History, run: FinishedRun) -> dict[str, Any]:
+    """Return one run's entry with its silos that were left or held out, without its gains over other runs."""
+    held = {"hold_out": dict(run.hold_out)} if run.hold_out else {}
+    return {**run_summary(history, run), "left_out": dict(run.left_out), **held}
 
 
 def add_to_summary(

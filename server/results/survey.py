@@ -168,19 +168,19 @@ Others = Sequence[tuple[int, Mapping[str, Any]]]
 
 def _of_column(name: str, n: int, item: Mapping[str, Any], others: Others) -> Iterator[Texts]:
     """Yield the anomalies of this hospital's column, the likeliest first."""
-    here = share(n, item)
+    here, rest = share(n, item), [other for _, other in others]
     there = [s for k, other in others if (s := share(k, other)) is not None]
     if here is not None and here >= ALMOST_ALL and there and median(there) <= FEW:
         what = f"{here:.0%} of its values are missing, elsewhere {median(there):.0%}"
         yield "missing", what, f'`from` (or --map) and `gaps` of the column "{name}"'
         return
     if item["kind"] == "category":
-        yield from _of_category(name, item, [other for _, other in others])
+        yield from _of_category(name, item, rest)
         return
-    known_ones = [other for _, other in others if "mean" in other]
+    known_ones = [other for other in rest if "mean" in other]
     if "mean" in item and len(known_ones) >= OTHERS:
         yield from _of_numbers(name, item, known_ones)
-    yield from _of_cells(name, item, [other for _, other in others])
+    yield from _of_cells(name, item, rest)
 
 
 def share(n: int, item: Mapping[str, Any]) -> float | None:

@@ -84,7 +84,7 @@ class Collector:
             before_pull=self.clock.check,
             on_disconnect=self._note_disconnected,
             on_transfer=self._report_transfer,
-            on_queue=self._note_queued,
+            on_queue=lambda node: self._note(node, "is queued at its site"),
             on_cut=self._note_cut,
             on_reply=self._report_reply,
         )
@@ -102,7 +102,7 @@ class Collector:
         self.limit = exchange.limit
         back = {r.metadata.src_node_id for r in replies if not is_error(r, *UNREACHABLE)}
         for node in sorted(self.disconnected & back):
-            self.reporter.note(f"{self.registration.name_of(node)} is back")
+            self._note(node, "is back")
         self.disconnected -= back
         self.answered = back
         return replies
@@ -134,8 +134,8 @@ class Collector:
         names = sorted(map(self.registration.name_of, nodes))
         self.reporter.transfer(f"{line}; waits for {', '.join(names)}" if names else line)
 
-    def _note_queued(self, node: int) -> None:
-        self.reporter.note(f"{self.registration.name_of(node)} is queued at its site")
+    def _note(self, node: int, what: str) -> None:
+        self.reporter.note(f"{self.registration.name_of(node)} {what}")
 
     def _note_cut(self) -> None:
         seconds = self.common.round_timeout
@@ -159,7 +159,7 @@ class Collector:
             if self.common.lost_silo == "resend"
             else "the round goes on without it"
         )
-        self.reporter.note(f"{self.registration.name_of(node)} is gone; {then}")
+        self._note(node, f"is gone; {then}")
 
     def reject_silent(
         self,

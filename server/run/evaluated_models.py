@@ -111,15 +111,9 @@ def evaluation_settings(
     card = models[0].card
     name = card.model.name
     # Of one's own network, the task says all
-    network_settings = None if is_custom(name) else spec_of(name).settings
-    of_card = card.model.settings
-    options = {}  # a network of one's own has none: the task says whether it has outputs per pixel
-    if network_settings and not is_custom(name):
-        options = {
-            key: of_card[f.name]
-            for key, f in keys_of(network_settings, name).items()
-            if f.name in of_card
-        }
+    settings = None if is_custom(name) else spec_of(name).settings
+    of_card, fields = card.model.settings, keys_of(settings, name) if settings else {}
+    options = {key: of_card[f.name] for key, f in fields.items() if f.name in of_card}
     agreed: dict[str, Any] = {
         "task": card.task,
         "shape": card.input.shape,

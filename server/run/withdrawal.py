@@ -36,7 +36,7 @@ from server.results.run_directory import (
     read_toml,
 )
 from server.results.study import study_runs
-from server.results.summary import FinishedRun, compare, evidence_in, run_summary
+from server.results.summary import FinishedRun, compare, evidence_in, summary_entry
 from server.results.survey import CSV, JSON, PAGE, read_survey, without_silo, write_survey
 from server.results.worker_directories import WorkerDirectories
 from server.run.newcomers import ARRAYS as NEWCOMER
@@ -225,18 +225,17 @@ def _clean_summary(run: Path, name: str) -> Iterator[str]:
             seconds=entry["seconds"],
             weight_cap=cap,
             task=task_of(entry["task"]),
+            left_out={
+                k: v
+                for k, v in entry.get("left_out", {}).items()
+                if not named.search(f"{k} {v}")
+            },
             stopped=entry.get("stopped"),
+            hold_out=without(entry.get("hold_out", {}), name, []),
             evidence=evidence_in({"per_silo": silos}),
         )
-        new = run_summary(history, finished)
-        threads = {key: value for key, value in entry["threads"].items() if key != name}
-        left_out = {
-            k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")
-        }
-        held_in_run = (
-            {"hold_out": of} if (of := without(entry.get("hold_out", {}), name, [])) else {}
-        )
-        after.append({**new, "threads": threads, "left_out": left_out, **held_in_run})
+        threads = without(entry["threads"], name, [])
+        after.append({**summary_entry(history, finished), "threads": threads})
     held = {"hold_out": of} if (of := without(held, name, [])) else {}
     RunDirectory(run).write_json("summary.json", {"runs": compare(after), **held})
     yield "summary.json"

@@ -171,10 +171,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def silos_here(
-    out: Path,
-    settings: RunSettings,
-    written: RunSettings,
-    nodes: Iterable[dict[str, Value]] = (),
+    out: Path, settings: RunSettings, written: RunSettings, nodes: Iterable[dict[str, Value]]
 ) -> Iterator[InProcessGrid]:
     """Write ``config.toml``, and yield the silos of a simulation, or those of these node configurations."""
     write_atomically(out / "config.toml", toml_text(written.flat()))
@@ -211,11 +208,11 @@ def evaluate_deployed(
     source: Path,
     out: Path,
     connection: str,
-    which: str = SHARED,
-    strategy: str | None = None,
-    seed: int | None = None,
-    study: str = "",
-    network: str = "",
+    which: str,
+    strategy: str | None,
+    seed: int | None,
+    study: str,
+    network: str,
 ) -> Path:
     """Evaluate at the silos of a federation, and return the path of ``matrix.csv``.
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -81,17 +81,16 @@ def simulate(
     ``hold_out``: hospitals without which the methods are also trained, or ``each``. ``tuned``: searches of ``silofl
     tune``. ``study``: text of the run's study. Raises UserError, or RunFailedError if a run fails.
     """
-    record: Mapping[str, Any] = {}
-    if tuned:
-        if hold_out is not None:
-            raise UserError(
-                "--hold-out: not with --tuned: the search has trained and validated at these hospitals"
-            )
-        values, record = tuned_study(tuned, values)
+    if tuned and hold_out is not None:
+        raise UserError(
+            "--hold-out: not with --tuned: the search has trained and validated at these hospitals"
+        )
+    values, record = tuned_study(tuned, values) if tuned else (values, {})
     values = textbook(values)
     trackers = open_trackers(log)
     groups, runs, without = plan_runs(values, hold_out)
-    for run in (*runs, *without):
+    every = [*runs, *without]
+    for run in every:
         check_trains(run)
         check_run(run)
     first = runs[0].common
@@ -104,14 +103,14 @@ def simulate(
             write_groups(directory, groups)
         if record:
             directory.write_json(TUNING, record)
-        for part, part_runs in parts_of(directory, [*runs, *without]):
+        for part, part_runs in parts_of(directory, every):
             if part.path != directory.path:
                 resume = first.resume and (part.path / "config.toml").exists()
                 held.enter_context(
                     RunDirectory.open(part.path, study_config(part_runs), resume=resume)
                 )
             WorkerDirectories(part, part_runs).take_back_all()
-        (executor or run_all)([*runs, *without], directory, trackers, quiet=quiet)
+        (executor or run_all)(every, directory, trackers, quiet=quiet)
     if not quiet:
         print(silo_table(StudyResults(directory.path)))
     return directory.path
@@ -224,7 +223,7 @@ def how_to_continue(directory: RunDirectory) -> str:
     return f"continue with silofl simulate --config {config_file} --out {directory.path} --set resume=true"
 
 
-class StudyBar:
+class StudyBar(contextlib.AbstractContextManager["StudyBar"]):
     """Progress bar of a study, with a step for each round."""
 
     def __init__(self, runs: Sequence[RunSettings], quiet: bool) -> None:
@@ -238,9 +237,6 @@ class StudyBar:
             smoothing=0.1,
         )
         self.shown: dict[str, int] = {}  # run -> its last round
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()

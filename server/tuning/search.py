@@ -67,27 +67,21 @@ class Request:
 
     def settings_asked(self) -> dict[str, object]:
         """Return everything that the trials depend on, for ``tuning.json``."""
-        space = {
-            key: repr(distribution) for key, distribution in self.space.distributions.items()
-        }
-        values = {
-            key: value
-            for key, value in self.values.items()
-            if key not in ("out", "resume", "threads")
-        }
         return {
-            "settings": {key: str(value) for key, value in values.items()},
+            "settings": {
+                key: str(value)
+                for key, value in self.values.items()
+                if key not in ("out", "resume", "threads")
+            },
             "strategies": list(self.strategies),
-            "space": space,
+            "space": {key: repr(form) for key, form in self.space.distributions.items()},
             "trials": self.trials,
             "sampler": self.sampler,
             "objective": self.objective,
         }
 
 
-def tune(
-    request: Request, out: Path, engine: Engine | None = None, *, quiet: bool = False
-) -> Book:
+def tune(request: Request, out: Path, engine: Engine | None, *, quiet: bool = False) -> Book:
     """Search, and return the results. Raises UserError, or RunFailedError if a method has no trial with a score."""
     request = replace(request, values={**TEXTBOOK, **request.values})
     request.check()
@@ -178,11 +172,7 @@ class Searcher:
         """Run the trials up to round ``until`` (0: to their end) if they are not there yet, and set their scores."""
         by_name = {trial.name: trial for trial in trials}
         with contextlib.ExitStack() as held:
-            jobs = {
-                trial.name: job
-                for trial in trials
-                if (job := self.job(trial, until, held)) is not None
-            }
+            jobs = {t.name: job for t in trials if (job := self.job(t, until, held))}
             for trial in trials:
                 if trial.name not in jobs and trial.state != FAILED:
                     self.measure(trial, until)

@@ -139,10 +139,10 @@ class Book:
         """Write the present state to ``trials.csv`` and ``tuning.json``."""
         columns = ["trial", "strategy", "state", "rounds", "score", *self.keys]
         rows = [
-            {key: guard_formula(text_of(value)) for key, value in trial.values.items()}
-            | {"trial": trial.number, "strategy": trial.strategy, "state": trial.state}
-            | {
-                "rounds": trial.rounds,
+            {
+                **{key: guard_formula(text_of(value)) for key, value in trial.values.items()},
+                **{key: getattr(trial, key) for key in ("strategy", "state", "rounds")},
+                "trial": trial.number,
                 "score": "" if trial.score is None else repr(trial.score),
             }
             for trial in self.trials
@@ -212,7 +212,7 @@ def trial_rows(directory: RunDirectory) -> list[Row]:
 
 
 def trial_score(
-    directory: RunDirectory, run: RunSettings, objective: str, until: int = 0
+    directory: RunDirectory, run: RunSettings, objective: str, until: int
 ) -> float | None:
     """Return the validation score at the round that the report would show; None if no silo has one.
 

@@ -59,9 +59,9 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
     flower.mkdir(parents=True, exist_ok=True)
     variables = environment(flower)
     if part == SUPERLINK:
-        variables |= {RECEIPT_KEY: str(Credentials(directory / "credentials").receipt_key)}
-        variables |= {FOLDER: str(directory / "logs")}
         variables |= {
+            RECEIPT_KEY: str(Credentials(directory / "credentials").receipt_key),
+            FOLDER: str(directory / "logs"),
             OPERATORS: str(directory / "operators.json"),
             LOG: str(directory / "actions"),
         }

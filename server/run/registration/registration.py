@@ -158,7 +158,7 @@ class Registration:
         self,
         grid: Grid,
         settings: RunSettings,
-        directory: RunDirectory | None = None,
+        directory: RunDirectory | None,
         watch: Callable[[Progress], object] | None = None,
     ) -> None:
         self.grid = grid
