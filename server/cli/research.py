@@ -171,9 +171,7 @@ def partition(args: argparse.Namespace) -> None:
     from server.results.manifest import write_partition
     from strategies.base.run_settings import parse_settings
 
-    settings = parse_settings(
-        {key: value for key, value in run_values(args).items() if key != "out"}
-    )
+    settings = parse_settings(run_values(args))
     c = settings.common
     if args.plot:
         check_plot(args.plot)

@@ -70,29 +70,28 @@ def find(directory: Path) -> list[Process]:
     """Return all running processes of the federation in `directory`, oldest first."""
     wanted = f"{PART}={directory}:".encode()
     processes, hidden = [], []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
+    for folder in Path("/proc").glob("[0-9]*"):
+        if (pid := int(folder.name)) == os.getpid():
             continue
         command = ""
         try:
             command = (
-                Path("/proc", entry, "cmdline")
+                (folder / "cmdline")
                 .read_bytes()
                 .replace(b"\0", b" ")
                 .decode(errors="replace")
                 .strip()
             )
-            environment = Path("/proc", entry, "environ").read_bytes()
+            environment = (folder / "environ").read_bytes()
         except PermissionError:
-            hidden.append((int(entry), command))
+            hidden.append((pid, command))
             continue
         except OSError:  # just ended
             continue
         for variable in environment.split(b"\0"):
-            if variable.startswith(wanted) and (started := _start_time(int(entry))) is not None:
-                processes.append(
-                    Process(int(entry), started, variable[len(wanted) :].decode(), command)
-                )
+            if variable.startswith(wanted) and (started := _start_time(pid)) is not None:
+                part = variable.removeprefix(wanted).decode()
+                processes.append(Process(pid, started, part, command))
     parts = {str(process.pid): process.part for process in processes}
     for pid, command in hidden:
         parent = command.partition("--parent-pid ")[2].split(" ")[0]

@@ -106,7 +106,6 @@ def faults(study: StudyResults) -> Markup:
 
 def tiles(study: StudyResults) -> Markup:
     """Render up to six figures below the headline; empty without results."""
-    federating, personalising = parts(study)
     return render(
         "tiles",
         study=study,
@@ -114,7 +113,7 @@ def tiles(study: StudyResults) -> Markup:
         found=compare_headline(study),
         parts=[
             (name, part)
-            for name, part in (("Federating", federating), ("Personalising", personalising))
+            for name, part in zip(("Federating", "Personalising"), parts(study), strict=True)
             if part is not None and part.gains
         ],
     )

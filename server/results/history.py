@@ -168,14 +168,13 @@ class History:
         """Drop all rows of a silo; return whether there were any."""
         before = len(self.rows)
         self.rows = [r for r in self.rows if r.silo != silo]
-        if len(self.rows) < before:
+        if dropped := len(self.rows) < before:
             self._write()
-        return len(self.rows) < before
+        return dropped
 
     def missing_rounds(self, strategy: str, seed: int, rounds: int) -> list[int]:
         """Return the rounds from 1 to ``rounds`` without rows."""
-        here = {r.round for r in self.of(strategy, seed)}
-        return [number for number in range(1, rounds + 1) if number not in here]
+        return sorted({*range(1, rounds + 1)} - {r.round for r in self.of(strategy, seed)})
 
     def digest(self, strategy: str, seed: int) -> str:
         """Return the SHA-256 of a run's rows, as they are written."""

@@ -271,10 +271,7 @@ def tuned_study(
                 if key not in first["asked"]["space"]
             }
             values |= {by_run(name, seed, key): value for key, value in best.items()}
-    free = {
-        key: value for key, value in given_values.items() if key not in ("strategy", "seed")
-    }
-    values |= {**free, "strategy": ",".join(names), "seed": ",".join(map(str, by_seed))}
+    values |= {**given_values, "strategy": ",".join(names), "seed": ",".join(map(str, by_seed))}
     return values, {"searches": searches}
 
 

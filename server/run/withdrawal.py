@@ -168,12 +168,11 @@ def without(value: Any, name: str, known: Sequence[str]) -> Any:
             k: without(v, name, known) for k, v in value.items() if not of_silo(k, name, known)
         }
     if isinstance(value, list):
-        kept = [
-            v
+        return [
+            without(v, name, known)
             for v in value
             if v != name and not (isinstance(v, dict) and v.get("name") == name)
         ]
-        return [without(v, name, known) for v in kept]
     return value
 
 

@@ -21,14 +21,13 @@ def cost_section(study: StudyResults) -> Markup:
     """Render bytes and seconds of each method; empty without results."""
     if not study.runs:
         return Markup()
-    charts = {"bytes": bytes_per_round(study), "seconds": seconds_per_round(study)}
     return render(
         "cost",
         study=study,
         typical=typical,
         mean_seconds=mean_seconds,
         training_seconds=training_seconds,
-        charts=charts,
+        charts={"bytes": bytes_per_round(study), "seconds": seconds_per_round(study)},
     )
 
 

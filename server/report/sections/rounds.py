@@ -37,7 +37,6 @@ def rounds_section(study: StudyResults) -> Markup:
         return Markup()
     first = study.columns if len(methods) > PANELS else ()
     shown = list(dict.fromkeys([*first, *methods]))[:PANELS]
-    stopped = [(run, why) for run in study.summarised if (why := early_stop(run))]
     return render(
         "rounds",
         capital=capital(study),
@@ -46,7 +45,9 @@ def rounds_section(study: StudyResults) -> Markup:
         panels=[(spell(m), before_after(study, m)) for m in shown],
         methods=len(methods),
         stopped=[
-            f"{spell(run['strategy'])}, seed {run['seed']}, {why}" for run, why in stopped
+            f"{spell(run['strategy'])}, seed {run['seed']}, {why}"
+            for run in study.summarised
+            if (why := early_stop(run))
         ],
     )
 

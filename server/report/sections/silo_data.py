@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,9 +88,8 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
         c.axes.set_title(
             f"{manifest['dataset']}, {manifest['partition']}, seed {manifest['seed']}"
         )
-        how: dict[str, Any] = {"dpi": 150, "bbox_inches": "tight", "facecolor": "white"}
-        how |= {"format": path.suffix[1:]}
-        write_atomically(path, lambda temporary: c.figure.savefig(temporary, **how))
+        save = partial(c.figure.savefig, dpi=150, bbox_inches="tight", facecolor="white")
+        write_atomically(path, partial(save, format=path.suffix[1:]))
 
 
 def draw_labels(manifest: Mapping[str, Any], width: float) -> tuple[Canvas, int]:
