@@ -131,8 +131,7 @@ def study_config(runs: list[RunSettings]) -> dict[str, Value]:
     values["strategy"] = ",".join(dict.fromkeys(r.common.strategy for r in runs))
     seeds = list(dict.fromkeys(r.common.seed for r in runs))
     values["seed"] = seeds[0] if len(seeds) == 1 else ",".join(map(str, seeds))
-    plain = {k: v for k, v in values.items() if "." not in k}
-    return plain | {k: v for k, v in values.items() if "." in k}
+    return dict(sorted(values.items(), key=lambda setting: "." in setting[0]))
 
 
 def check_run(run: RunSettings) -> None:
@@ -204,19 +203,15 @@ def read_search(path: Path) -> dict[str, Any]:
         best = {}
         for strategy in request["strategies"]:
             trials = [row for row in rows if row["strategy"] == strategy]
-            if (
-                len(trials) < int(request["trials"])
-                or not (path / f"best-{strategy}.toml").is_file()
-            ):
+            settings = path / f"best-{strategy}.toml"
+            if len(trials) < int(request["trials"]) or not settings.is_file():
                 raise UserError(
                     f"{path}: the search is not finished; the same silofl tune goes on with it"
                 )
             cost[strategy] |= {
                 state: sum(row["state"] == state for row in trials) for state in STATES
             }
-            best[strategy] = best_of(
-                trials, read_toml(path / f"best-{strategy}.toml"), request["space"]
-            )
+            best[strategy] = best_of(trials, read_toml(settings), request["space"])
         seed = int(request["settings"]["seed"])
     except FileNotFoundError:
         raise UserError(f"{path} holds no search: silofl tune --out makes one") from None

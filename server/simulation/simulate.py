@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
@@ -44,18 +44,8 @@ from server.simulation.engine import InProcessGrid, flower_identity
 from strategies.base.run_settings import RunSettings
 from strategies.base.settings import TEXTBOOK
 
-
-class StudyExecutor(Protocol):
-    """StudyExecutor of a study's runs: one after the other (:func:`run_all`), or ``server.simulation.workers``."""
-
-    def __call__(
-        self,
-        runs: Sequence[RunSettings],
-        directory: RunDirectory,
-        trackers: Sequence[Tracker],
-        *,
-        quiet: bool,
-    ) -> None: ...
+# Executes a study's runs: one after the other (`run_all`), or those of `server.simulation.workers`; the last is `quiet`
+StudyExecutor = Callable[[Sequence[RunSettings], RunDirectory, Sequence[Tracker], bool], None]
 
 
 def check_trains(run: RunSettings) -> None:
@@ -110,7 +100,7 @@ def simulate(
                     RunDirectory.open(part.path, study_config(part_runs), resume=resume)
                 )
             WorkerDirectories(part, part_runs).take_back_all()
-        (executor or run_all)(every, directory, trackers, quiet=quiet)
+        (executor or run_all)(every, directory, trackers, quiet)
     if not quiet:
         print(silo_table(StudyResults(directory.path)))
     return directory.path
@@ -153,7 +143,6 @@ def run_all(
     runs: Sequence[RunSettings],
     directory: RunDirectory,
     trackers: Sequence[Tracker],
-    *,
     quiet: bool,
 ) -> None:
     """Execute the runs one after the other with a progress bar; write the reports even if a run fails."""

@@ -92,8 +92,8 @@ def side_by_side(
     runs: Sequence[RunSettings],
     directory: RunDirectory,
     trackers: Sequence[Tracker],
-    *,
     quiet: bool,
+    *,
     engine: Engine,
     workers: str,
 ) -> None:

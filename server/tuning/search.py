@@ -272,9 +272,5 @@ def seed_of(seed: str, dataset: str, strategy: str, number: int) -> int:
 
 def budgets(trials: int, rounds: int) -> list[int]:
     """Return the rounds of each rung, the last with all rounds: 3, 10, 30, 90 for 27 trials of 90 rounds."""
-    steps = (
-        min(int(math.log(trials, ETA) + 1e-9), int(math.log(rounds, ETA) + 1e-9))
-        if trials > 1
-        else 0
-    )
+    steps = int(math.log(max(1, min(trials, rounds)), ETA) + 1e-9)
     return [max(1, rounds // ETA**step) for step in range(steps, -1, -1)]

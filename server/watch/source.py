@@ -220,11 +220,11 @@ def lines(picture: Mapping[str, Any], title: str) -> list[str]:
     """Return a picture's lines. Text from silos or the server is escaped: it cannot control the terminal."""
     rows_of_text = [
         line.split("\t")
-        for line in fill("watch/page.txt", picture=picture, title=title).split("\n")
+        for line in fill("watch/page.txt", picture=picture, title=title).split("\n")[:-1]
     ]
-    rows = [cells for cells in rows_of_text[:-1] if len(cells) > 1]
+    rows = [cells for cells in rows_of_text if len(cells) > 1]
     table = columns(cells[:-1] for cells in rows) if rows else []
     return [
-        *(line for line, *cells in rows_of_text[:-1] if not cells),
+        *(line for line, *cells in rows_of_text if not cells),
         *(f"{line}  {cells[-1]}".rstrip() for line, cells in zip(table, rows, strict=True)),
     ]
