@@ -239,6 +239,10 @@ def open_own(name: str) -> OwnDataset:
     }
     about = {key: returned[key] for key in ABOUT if key in returned}
     first, _ = parts["train"].sample(0, None)
+    if first.ndim > 2 and first.shape[-1] > 4 >= first.shape[-2]:
+        raise OwnFault(
+            f"{name}: an input has its channels last; give (c, h, w) or (c, d, h, w)"
+        )
     names, lacking = (
         [tidy(str(label)) for label in about.get(key, ())]
         for key in ("label_names", "unlabelled")

@@ -104,6 +104,12 @@ class Ragged(Pictures):
 def ragged():
     return sets(Ragged)
 
+class Last(Pictures):
+    change = staticmethod(lambda x: torch.zeros(8, 8, 3))
+
+def last():
+    return sets(Last)
+
 class Infinite(Pictures):
     change = staticmethod(lambda x: x / 0)
 
@@ -304,6 +310,7 @@ def test_a_change_within_a_process_is_found_when_it_is_read(ward, tmp_path, chan
         ("nothing", "must return a mapping with train and test"),
         ("other_key", "returns 'trian', which is none of train, val, test"),
         ("ragged", "has inputs of different shapes or types"),
+        ("last", "an input has its channels last"),
         ("infinite", "has an input with a value that is no finite number"),
         ("mislabelled", "has a sample with another label than its index"),
         ("stream", "is no map-style Dataset: it has no length"),
