@@ -19,6 +19,10 @@ MOST_TEXTS, FEWEST_TEXTS = 1000, 10  # texts whose tokens are compared
 def sample_notes(data: SiloData) -> Iterator[str]:
     """Yield notes on equal samples in several parts or of several patients, by digest, and on texts without a common
     token. Of several inputs each is compared, without its missing samples."""
+    if data.task == "multilabel" and ((np.asarray(data.train.y) == 1).sum(1) == 1).all():
+        yield (
+            "each training sample has exactly one of the labels: if they are classes, save their numbers, y.argmax(1)"
+        )
     sizes = [len(part) for part in data.splits]
     units = np.arange(sum(sizes))
     if data.train.patient is not None:

@@ -208,6 +208,7 @@ def test_import_of_several_labels_times_and_measurements(tmp_path):
         assert len(data.train) + len(data.val) + len(data.test) == 30
         if task == "multilabel":
             assert made.label_names == ("oedema", "effusion")
+            assert any("exactly one of the labels" in note for note in made.notes)
             assert "2 findings (multilabel); samples with each: train" in str(made)
         if task == "survival":
             assert made.feature_names == ("age", "dose", "effusion", "volume")
