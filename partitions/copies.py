@@ -12,6 +12,8 @@ from partitions.stored import in_memory, sample_digests
 from partitions.tokens import FIRST_WORD
 
 KINDS = {2: "row", 3: "signal", 4: "picture", 5: "volume"}
+# Values of a picture or a signal without content; 0 also of an input that is missing
+BLANK = (0, 1, 255)
 CHANCE = 10.0  # times as many equal pairs of rows as independent columns would have: copies
 MOST_TEXTS, FEWEST_TEXTS = 1000, 10  # texts whose tokens are compared
 
@@ -19,7 +21,8 @@ MOST_TEXTS, FEWEST_TEXTS = 1000, 10  # texts whose tokens are compared
 def sample_notes(data: SiloData) -> Iterator[str]:
     """Yield notes on equal samples in several parts or of several patients, by digest, and on texts without a common
     token. Of several inputs each is compared, without its missing samples."""
-    if data.task == "multilabel" and ((np.asarray(data.train.y) == 1).sum(1) == 1).all():
+    findings = data.task == "multilabel" and data.classes > 1
+    if findings and ((np.asarray(data.train.y) == 1).sum(1) == 1).all():
         yield (
             "each training sample has exactly one of the labels: if they are classes, save their numbers, y.argmax(1)"
         )
@@ -37,14 +40,20 @@ def sample_notes(data: SiloData) -> Iterator[str]:
                 "no two texts share a token: is it a column of identifiers, or are its words not separated?"
             )
         digests = np.concatenate([*map(sample_digests, inputs)])
-        missing = sample_digests(np.zeros((1, *x.shape[1:]), x.dtype)) if name else ()
-        present = ~np.isin(digests, missing)
-        several = copied(digests, units) & present
-        again = in_test & present & np.isin(digests, digests[present & ~in_test])
+        empty = np.stack([np.full(x.shape[1:], value, x.dtype) for value in BLANK])
+        blank = np.isin(digests, sample_digests(empty)) & bool(name or x.ndim > 2)
+        if not name and len(np.unique(digests[blank])) < blank.sum():
+            yield f"{blank.sum()} of {len(units)} samples are blank: a {kind} of one value; leave them out"
+        present = ~blank
+        again, several = in_test & present, copied(digests, units) & present
+        again &= np.isin(digests, digests[present & ~in_test])
         if is_table(x):
             by_chance = chance_pairs(np.concatenate([*map(in_memory, inputs)]))
             if pairs_of(digests) <= CHANCE * by_chance + 1:
                 continue
+        pairs = np.stack([digests, units.astype(np.uint64)])[:, present]
+        if twice := not name and pairs.shape[1] - np.unique(pairs, axis=1).shape[1]:
+            yield f"{twice} of {len(units)} samples repeat a {kind} of the same patient: exported or joined twice?"
         if again.any():
             yield (
                 f"{again.sum()} of {sizes[2]} test samples have a {kind} that is also in training or validation: tests "

@@ -59,7 +59,8 @@ def test_copies_are_counted_for_every_kind_of_input(tmp_path, kind, shape, dtype
     }
     patients["patient_test"][0] = N  # another number than in training
     np.savez(tmp_path / "b.npz", **arrays, **more, **patients)
-    test, several = noted(tmp_path / "b.npz")
+    twice, test, several = noted(tmp_path / "b.npz")
+    assert twice.startswith(f"40 of 61 samples repeat a {kind} of the same patient")
     assert several.startswith(f"4 of 61 samples have the same {kind} as another patient's")
     rng = np.random.default_rng(1)
     other: dict[str, Any] = {
@@ -105,15 +106,16 @@ def test_an_import_notes_copies(tmp_path, capsys):
     rows = ["file,label,patient"]
     for i in range(30):
         if i % 3 == 0:
-            pixels = rng.integers(0, 256, (8, 8), np.uint8)
+            pixels = rng.integers(0, 256, (8, 8), np.uint8) * (i > 0)
         Image.fromarray(pixels).save(tmp_path / "p" / f"{i}.png")
         rows.append(f"p\\{i}.png,{i // 3 % 2},P{i}")
     (tmp_path / "l.csv").write_text("\n".join(rows) + "\n")
     silofl("import", tmp_path / "l.csv", "--labels", "0,1", "--out", tmp_path / "p.npz")
     text = capsys.readouterr().out
-    assert "note: 30 of 30 samples have the same picture as another patient's" in text
+    assert "note: 27 of 30 samples have the same picture as another patient's" in text
+    assert "note: 3 of 30 samples are blank" in text
     silofl("check-data", tmp_path / "p.npz")
-    assert "note: 30 of 30 samples have the same picture" in capsys.readouterr().out
+    assert "note: 27 of 30 samples have the same picture" in capsys.readouterr().out
 
 
 # Texts
