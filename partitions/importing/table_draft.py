@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from partitions.common.errors import DataError, Problems
 from partitions.common.names import Names, unknown_name
 from partitions.importing.options import ImportOptions, Take
@@ -12,7 +14,7 @@ from partitions.importing.row_kinds import check_row_kinds
 from partitions.importing.table_labels import label_columns, list_columns
 from partitions.importing.tables import FALLBACK, UTF8, read_lines
 from partitions.recipes.cells import GAPS, is_number
-from partitions.recipes.draft import draft_column, draft_columns, find_gaps
+from partitions.recipes.draft import FEWEST, draft_column, draft_columns, find_gaps
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.people import (
     BIRTH,
@@ -61,7 +63,7 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, Names, P
             problems.add(
                 f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}"
             )
-    notes = (*notes, *kinds, *birth_notes(drafted))
+    notes = (*notes, *kinds, *birth_notes(drafted), *telling_notes(lines, drafted, roles))
     with problems.collect():
         decimal = label_sign(lines, roles, gaps, take, decimal)
     used = {*features, *columns, "split", take.text, patient}
@@ -96,6 +98,21 @@ def birth_notes(columns: Sequence[Column]) -> Iterator[str]:
                 f"{name} is a birth date, which tells people apart: take the age instead, as a column of the csv, or "
                 f'by since = "{name}" under another date in the recipe, with kind = "skip" here'
             )
+
+
+def telling_notes(lines: Lines, columns: Sequence[Column], labels: Names) -> Iterator[str]:
+    """Yield a note on each input whose every value, in few rows or more on average, has one label only."""
+    for name in [column.origin for column in columns if column.kind != "skip"]:
+        cells = lines.columns[name]
+        for label in map(lines.columns.__getitem__, labels):
+            values, classes = len(cells.different), len(label.different)
+            if not 1 < classes <= values <= len(lines) / FEWEST:
+                continue
+            if len(np.unique(cells.codes * np.int64(classes) + label.codes)) == values:
+                yield (
+                    f"{name} alone tells the label in all {len(lines)} rows: if it is known only after the label is, "
+                    "leave it out with --columns"
+                )
 
 
 def file_format(lines: Lines, decimal: str, gaps: Names) -> FileFormat:

@@ -140,7 +140,7 @@ def test_categories_that_differ_in_blanks_and_line_breaks_are_one(tmp_path):
 
 
 def test_a_plain_table_is_what_it_was(tmp_path):
-    made = drafted(tmp_path, ["1", "2.5", "-3e2", ".5"] * 5)
+    made = drafted(tmp_path, ["1", "2.5", "-3e2", ".5", "1"] * 4)
     assert made.feature_names == ("v",) and made.notes == ()
     assert sorted(set(all_x(made.data)[:, 0].tolist())) == [-300, 0.5, 1, 2.5]
 

@@ -251,6 +251,14 @@ def test_a_birth_date_as_an_input_is_noted(tmp_path):
         )
 
 
+def test_a_column_that_tells_the_label_is_noted(tmp_path):
+    for name, few in (("code", 4), ("other", 3)):
+        rows = [f"P{i},{i % few},{i % 2}" for i in range(N)]
+        source = write_lines(tmp_path / "t.csv", f"pid,{name},ill", *rows)
+        notes = imported(source, label="ill", patient="pid").notes
+        assert any("code alone tells the label" in note for note in notes) == (few == 4)
+
+
 # Rows of two kinds
 
 
