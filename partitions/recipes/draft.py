@@ -166,7 +166,7 @@ def draft_number(
         parsed = {cell: parse_number(cell, signs.decimal, signs.thousands) for cell in cells}
         if strange := [cell for cell, value in parsed.items() if value is None]:
             count = lines.columns[name].count_in(strange)
-            raise no_number(name, cells[strange[0]], strange[0], count)
+            raise no_number(name, cells[strange[0]], strange, count)
         values = line_values(lines.columns[name], parsed)
         zeros = any(cell[0] == "0" and len(cell) > 1 and cell.isdigit() for cell in parsed)
     remarks += remarks_on_values(values, column, lines)
@@ -191,8 +191,9 @@ def remarks_on_values(values: Array, column: Column, lines: Lines) -> Iterator[s
         yield f"{len(others)} cells are below 0, the first in {first}: a `range` refuses such"
 
 
-def no_number(name: str, where: str, cell: str, count: int) -> DataError:
+def no_number(name: str, where: str, cells: Sequence[str], count: int) -> DataError:
     """Return the error for other cells in a column of numbers, with their count and the first one's place."""
+    cell, *rest = cells
     mend = "fill or drop such rows"
     if shorten_cell(cell) != repr(cell):
         mend = f"--text {name} takes it as such"
@@ -206,6 +207,7 @@ def no_number(name: str, where: str, cell: str, count: int) -> DataError:
         else ""
     )
     others = f"; {count - 1} cells more are no numbers" if count > 1 else ""
+    others += f": {few([*map(shorten_cell, rest)], 4)}" if rest else ""
     return DataError(
         f"{where}: {name} is {shorten_cell(cell)}, no number; {mend}{more}{others}"
     )

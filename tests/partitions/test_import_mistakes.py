@@ -450,6 +450,7 @@ PLAIN = visits()
         (visits(cells(VALUE, *(f"{i},5" for i in range(9)), "5,3 mmol/l")), "no number; write numbers without units"),
         (visits(cells(VALUE, *"123456789", "<0,1")), "'<0,1', no number; write a number in its place, such as half"),
         (visits(cells(VALUE, *"123456789", "<0,1")), "or --gaps='<0,1' takes it as missing; 5 cells more are"),
+        (visits(cells(VALUE, *map(str, range(18)), "-", "k.A.")), "5 cells more are no numbers: 'k.A.'"),
         (visits(cells(VALUE, *"123456789", "#WERT!")), "or --gaps='#WERT!' takes it as missing"),
         (visits(cells(LABEL, "krank", "Krank", "gesund")), "line 3: the label is 'Krank', elsewhere 'krank': case"),
         (visits(cells(LABEL, "-", rows=(9,))), "line 11: the label is '-'; fill it or drop the row, or name all"),
