@@ -62,6 +62,8 @@ WITH_UNIT = re.compile(
     rf"[<>]?\s*{SIGN}\d[\d.,]*(\s*[%\u2030\u00b0\u20ac$\u00a3]|\s+\S|[a-zA-Z\u00b5]{{2}}).*"
 )
 
+WITHOUT_LETTERS = re.compile(r"(?=\D*\d)[^a-zA-Z]*")  # 120/80, 12:30, '7
+
 
 def without_cells(draft: str, lines: Lines) -> str:
     """Return a draft without cells in its comments: others see it, and a rare text may be a patient's."""
@@ -331,10 +333,16 @@ def patients_by(
 
 
 def remarks_on_units(cells: Collection[str]) -> list[str]:
-    """Return remarks on a column in which most texts are numbers with a unit."""
-    measured = [*filter(WITH_UNIT.fullmatch, cells)]
-    remark = "its cells are texts: to have numbers, write them without units"
-    return [remark] * (len(measured) > MOST_NUMBERS * len(cells))
+    """Return remarks on a column in which most texts are numbers with a unit, or with other signs."""
+    advice = {
+        WITH_UNIT: "write them without units",
+        WITHOUT_LETTERS: "write one in each cell, and nothing else",
+    }
+    return [
+        f"its cells are texts: to have numbers, {mend}"
+        for form, mend in advice.items()
+        if sum(map(bool, map(form.fullmatch, cells))) > MOST_NUMBERS * len(cells)
+    ]
 
 
 def explain(recipe: Recipe) -> Iterator[str]:
