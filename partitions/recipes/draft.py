@@ -38,7 +38,7 @@ from partitions.recipes.signs import (
     share_of_numbers,
     signs_of,
 )
-from partitions.recipes.values import far_values
+from partitions.recipes.values import far_values, two_scales
 from partitions.schema import few, tidy
 from partitions.splits import Array
 
@@ -187,6 +187,7 @@ def remarks_on_values(values: Array, column: Column, lines: Lines) -> Iterator[s
     for row, remark in far:
         cell = lines.columns[column.origin][row]
         yield f"{remark.format(cell)}: if that means missing, add --gaps={shlex.quote(cell)}"
+    yield two_scales(values) if column.kind == "number" else ""
     others = negative[~np.isin(values[negative], [values[row] for row, _ in far])]
     if column.kind == "number" and 0 < len(others) <= FEW_BELOW * (~np.isnan(values)).sum():
         first = lines.where(others[0]).rpartition(", ")[2]

@@ -64,6 +64,21 @@ def far_values(values: Array, column: Column | None = None) -> Iterator[tuple[in
                 break
 
 
+def two_scales(values: Array) -> str:
+    """Return a remark where positive values (n,) lie in two groups that are farther apart, as a factor, than wide."""
+    known = np.unique(values[values > 0])
+    logs = np.log(known)
+    inner = np.diff(logs)[FEWEST_OTHERS - 1 : 1 - FEWEST_OTHERS]
+    if not len(inner) or np.nanmin(values) <= 0:
+        return ""
+    at = int(inner.argmax()) + FEWEST_OTHERS
+    low, high = logs[:at], logs[at:]
+    if inner.max() <= max(np.ptp(low), np.ptp(high)):
+        return ""
+    factor = np.exp(np.median(high) - np.median(low))
+    return f"{(values >= known[at]).sum()} values are about {factor:.1f} times the others: in another unit?"
+
+
 def _apart(known: Array, counts: Array, at: slice, column: Column | None, below: bool) -> str:
     """Return how these values at one end of the different ones stand apart from all others; empty: they do not."""
     ends, rest = known[at], np.delete(known, at)

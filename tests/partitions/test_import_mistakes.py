@@ -476,6 +476,7 @@ def test_a_messy_export_is_asked_about_in_one_line(tmp_path, text, words):
         (visits(cells(VALUE, *(f"{i} mg/dl" for i in range(60)))), "left out: 60 different texts in 60 rows; "),
         (visits(cells(VALUE, *(f"{i} mg/dl" for i in range(60)))), "its cells are texts: to have numbers, write them"),
         (visits(cells(VALUE, *(f"{i}/80" for i in range(60)))), "to have numbers, write one in each cell, and"),
+        (visits(cells(VALUE, *map(str, [*range(36, 42), *range(96, 106)]))), "times the others: in another unit?"),
         (visits(cells(VALUE, "x", "")), 'if a gap means no: categories = ["x", "no"], fill = "value", fill'),
         (visits(cells(VALUE, "\u22124,5", "3,5")), "number, decimal sign ','"),
         (visits(cells(0, *map(str, range(30)))), ""),
