@@ -484,7 +484,8 @@ $ python -m benchmarks.reference --out table --form short --sets azpro        # 
 * [Hospitals]({NAME}.csv): each one's loss and score in each seed and fold; this page is made from it.
 * [Runs]({NAME}-runs.csv): the chosen settings. [Curves]({NAME}-curves.csv): gains over Local.
 * [Missing]({NAME}-missing.csv): what is not in them, with the reason.
-* The long form so far: [plan]({NAME}-long-plan.json), [hospitals]({NAME}-long.csv), [runs]({NAME}-long-runs.csv).
+* The long form so far: [plan]({NAME}-long-plan.json), [hospitals]({NAME}-long.csv), [runs]({NAME}-long-runs.csv),
+  [missing]({NAME}-long-missing.csv).
 * [All rows]({NAME}.html), with scores, in columns that sort.
 
 ## Design
