@@ -191,7 +191,8 @@ def test_a_fault_in_a_method_s_file_names_the_file(tmp_path, monkeypatch, text, 
 
 @pytest.mark.exhaustive
 def test_every_command_names_a_method_s_file_with_a_fault(tmp_path):
-    shutil.copytree(ROOT / "strategies", tmp_path / "strategies")
+    for package in ("client", "models", "partitions", "server", "strategies"):
+        shutil.copytree(ROOT / package, tmp_path / package)
     (tmp_path / "strategies" / "fedprobe.py").write_text(
         "import torch\nraise TypeError('no paper')\n"
     )
