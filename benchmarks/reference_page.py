@@ -37,7 +37,6 @@ from benchmarks.reference_cells import (
     TWICE,
     CellGroup,
     Contrast,
-    Form,
     all_cells,
     curve_cells,
     finished,
@@ -92,8 +91,9 @@ def stem(name: str) -> str:
     return f"{NAME}-{LONG}" if name == LONG else NAME
 
 
-def csv_files(folder: Path, form: Form, begin: str = NAME) -> dict[str, str]:
-    """Return the csv files by name: hospitals, runs, and what is not in them, with the reason."""
+def csv_files(folder: Path, name: str) -> dict[str, str]:
+    """Return a form's csv files by name: hospitals, runs, and what is not in them, with the reason."""
+    form, begin = FORMS[name], stem(name)
     hospitals: list[Sequence[Any]] = []
     runs: list[Sequence[Any]] = []
     missing: list[Sequence[Any]] = []
@@ -103,8 +103,8 @@ def csv_files(folder: Path, form: Form, begin: str = NAME) -> dict[str, str]:
         if best := finished(cells, lines, form):
             for line in best:
                 key = (*cells, line["seed"], line["fold"])
-                for name, (tested, loss, score) in line["silos"].items():
-                    hospitals.append((*key, name, tested, digits(loss), digits(score)))
+                for silo, (tested, loss, score) in line["silos"].items():
+                    hospitals.append((*key, silo, tested, digits(loss), digits(score)))
                 chosen = (line["trial"], line["round"], digits(line["validation"]))
                 runs.append((*key, *chosen, line["bytes"], json.dumps(line["settings"])))
         else:
@@ -547,7 +547,7 @@ def page_files(tables: Tables) -> dict[str, str]:
 def write_page(folder: Path, into: Path, name: str) -> None:
     """Write a form's csv files, and the page of all forms that are there, as Markdown and HTML."""
     plan = {f"{stem(name)}-plan.json": (folder / PLAN).read_text("utf-8")}
-    for file, text in {**plan, **csv_files(folder, FORMS[name], stem(name))}.items():
+    for file, text in {**plan, **csv_files(folder, name)}.items():
         write_atomically(into / file, text)
     for file, text in page_files(read_tables(into)).items():
         write_atomically(into / file, text)

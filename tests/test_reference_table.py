@@ -418,7 +418,7 @@ def test_a_cell_without_a_score_is_named_with_its_reason(tmp_path):
     line: dict[str, Any] = {"seed": 0, "fold": 0, "rounds": 4, "validation": None}
     line["why"] = "diverged"
     file.write_text("".join(json.dumps({**line, "trial": t}) + "\n" for t in range(3)))
-    files = csv_files(tmp_path, SMOKE)
+    files = csv_files(tmp_path, "smoke")
     assert "azpro,hidden-16,0,local,diverged" in files[f"{NAME}-missing.csv"]
     assert read_lines(file)[0]["why"] == "diverged" and "azpro" not in files[f"{NAME}.csv"]
 
@@ -436,11 +436,11 @@ def test_a_cell_without_a_score_is_named_with_its_reason(tmp_path):
     other.write_text(
         "".join(json.dumps({**line, "fold": fold, "published": 1}) + "\n" for fold in range(2))
     )
-    files = csv_files(tmp_path, SMOKE)
+    files = csv_files(tmp_path, "smoke")
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     restore_cells(tmp_path, tmp_path / "again", "smoke")
-    assert csv_files(tmp_path / "again", SMOKE) == files
+    assert csv_files(tmp_path / "again", "smoke") == files
     assert "fedavg,0,1,h,9,0.123457,\n" in files[f"{NAME}.csv"]
     restored = read_lines(cells.file(tmp_path / "again"))
     assert len(missing_trials(cells, restored, SMOKE, (0, 0))) == SMOKE.trials
