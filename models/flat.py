@@ -58,9 +58,8 @@ class Passes:
     precision: str = "float32"  # or bf16, fp16 (models/precision/autocast.py)
     # Of the classes (C,), by whose sum over a batch its loss is divided
     weights: Tensor | None = field(default=None, compare=False)
-    group: Any = (
-        None  # the silo's processes that divide a batch (models/parallel), if there are several
-    )
+    # The silo's processes that divide a batch (models/parallel), if there are several
+    group: Any = None
 
 
 class FlatModel:

@@ -119,9 +119,8 @@ def pool_of(division: Division, silos: Shape) -> SiloData:
     )
 
 
-_READ: dict[
-    str, list[tuple[Path, int]]
-] = {}  # the files of a data set, each with the time of its last change
+# The files of a data set, each with the time of its last change
+_READ: dict[str, list[tuple[Path, int]]] = {}
 
 
 def forget_changed(dataset: str) -> None:

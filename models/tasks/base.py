@@ -99,9 +99,8 @@ class SingleLossTask(Task):
 
     secondary_metrics: ClassVar[dict[str, str]] = {}
     secondary_text = ""
-    column: ClassVar[str] = (
-        "y"  # what the columns of the outputs are called, before their numbers
-    )
+    # What the columns of the outputs are called, before their numbers
+    column: ClassVar[str] = "y"
     single_label = False
     minimum_outputs = 1
 

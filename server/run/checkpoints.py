@@ -111,9 +111,8 @@ class Checkpoints:
     folder: Path | None
     history: History
     reporter: Reporter
-    fallen_back: bool = (
-        False  # whether the newest checkpoint is damaged, so that the previous one is resumed
-    )
+    # Whether the newest checkpoint is damaged, so that the previous one is resumed
+    fallen_back: bool = False
 
     def load(self) -> State | None:
         """Return the checkpoint to resume, if there is one."""
