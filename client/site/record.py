@@ -290,8 +290,9 @@ class Record:
 
     def _check(self, db: sqlite3.Connection) -> None:
         """Raise SiteError if the audit log has been written beside another record, or a newer copy of this one."""
+        noted = self._read_note()  # first: another process may write a reply meanwhile
         identity, count = db.execute("SELECT id, replies FROM meta").fetchone()
-        noted = self._read_note() or {"id": identity, "replies": count}
+        noted = noted or {"id": identity, "replies": count}
         if noted["id"] != identity:
             raise SiteError(
                 f"{FILE} is not the record that belongs to this audit log: restore it from a backup"

@@ -162,6 +162,24 @@ def test_an_older_copy_allows_nothing(state, tmp_path):
     fails(PolicyRefusedError, "it has 2 replies, and the audit log 4; restore", ask, state)
 
 
+def test_replies_of_another_process_make_no_older_copy(state, monkeypatch):
+    """A record is opened while another process replies, just when the number beside the audit log is read."""
+    read = Record._read_note
+
+    def three_replies():
+        monkeypatch.undo()
+        for _ in range(3):
+            reply(state)
+
+    def read_late(record):
+        assert in_fork(three_replies) == 0
+        return read(record)
+
+    monkeypatch.setattr(Record, "_read_note", read_late)
+    with Record(state).reading() as db:
+        assert db.execute("SELECT replies FROM meta").fetchone() == (5,)
+
+
 def _die_before_the_commit(state):
     record = Record(state)
     with record.write() as db:
