@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 from failing import fails
@@ -301,6 +302,23 @@ def nifti(tmp_path, shape, **options):
         values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + i
         write_nifti(tmp_path / "x" / "ab"[i % 2] / f"{i}.nii.gz", values)
     return made_of(tmp_path / "x", tmp_path, labels=["a", "b"], **options)
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("mm", 1), ("meter", 1000)])
+def test_scans_that_do_not_say_how_the_patient_lies_are_counted(tmp_path, unit, scale):
+    """Without qform and sform codes nibabel guesses from the sides, whatever the unit."""
+    usual = nifti(tmp_path / "usual", (4, 5, 6), volume=(4, 5, 6))
+    assert not any("how the patient lies" in note for note in usual.notes)
+    for i in range(10):
+        image = nibabel.Nifti1Image(np.random.default_rng(i).random((4, 5, 6)), None)
+        image.header.set_zooms(np.ones(3) / scale)
+        image.header.set_xyzt_units(unit)
+        (folder := tmp_path / "x" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        image.to_filename(folder / f"{i}.nii.gz")
+    made = made_of(tmp_path / "x", tmp_path, labels=["a", "b"], volume=(4, 5, 6))
+    assert any(
+        "10 of 10 pictures do not say how the patient lies" in note for note in made.notes
+    )
 
 
 @pytest.mark.parametrize("behind", [(1,), (1, 1)])

@@ -75,6 +75,7 @@ def load_nifti(path: Path) -> Any:
         image = type(image)(
             image.dataobj, np.diag([mm, mm, mm, 1]) @ image.affine, image.header
         )
+        image.header["sform_code"] = header["sform_code"]  # nibabel sets it with an affine
     return image
 
 
@@ -84,6 +85,11 @@ def nifti_shape(image: Any) -> Shape:
     while len(shape) > 3 and shape[-1] == 1:
         shape = shape[:-1]
     return shape
+
+
+def says_how_it_lies(image: Any) -> bool:
+    """Return whether a header places the patient; without both codes, nibabel's affine is a guess from the sides."""
+    return any(int(image.header[code]) > 0 for code in ("qform_code", "sform_code"))
 
 
 def nifti_grid(image: Any, *, straight: bool) -> Grid:

@@ -47,6 +47,7 @@ from partitions.importing.readers.volumes.nifti_file import (
     load_nifti,
     nifti_grid,
     nifti_shape,
+    says_how_it_lies,
     stored_classes,
     stored_values,
 )
@@ -57,6 +58,7 @@ from partitions.splits import Array
 PERCENTILES = (0.5, 99.5)
 NO_UNIT_WINDOW = "have no window: they reach over their own 99 %; --window gives all the same"
 FIRST = "have several times or channels: the first is taken"
+NO_PLACE = "do not say how the patient lies (qform and sform codes are 0): left and right, or the order of slices, may be wrong"
 
 
 def is_volume(files: Paths) -> bool:
@@ -89,7 +91,8 @@ def open_scan(files: Paths, *, whole: bool) -> Scan:
     # The volume counts as a patient, so that its slices are all in one split.
     whose = (hash_text(str(path.resolve())),) * 2
     grid, taken = nifti_grid(image, straight=whole), Acquisition("nifti", plane="axial")
-    return Scan(grid, taken, (FIRST,) * several, whose, values)
+    notes = (FIRST,) * several + (NO_PLACE,) * (not says_how_it_lies(image))
+    return Scan(grid, taken, notes, whose, values)
 
 
 def volume_parts(path: Path, where: str, reading: ReadOptions) -> tuple[list[int | None], int]:
