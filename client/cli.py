@@ -163,7 +163,6 @@ def policy(args: argparse.Namespace) -> None:
 
 
 def audit_command(args: argparse.Namespace) -> None:
-    from client.site.trust.audit import verify_log
     from client.site.trust.audit_page import audit as read
     from client.site.trust.audit_page import find_log
     from client.study_record import export, key_file, record_page, show_export, study_record
@@ -172,7 +171,7 @@ def audit_command(args: argparse.Namespace) -> None:
         faults = show_export(args.check, print)
     elif args.study:
         folder = find_log(args.where)
-        record = study_record(verify_log(folder, args.first), folder, args.study, args.receipts)
+        record = study_record(folder, args.study, args.first, args.receipts)
         print(record_page(record))
         faults = [*record["log"]["faults"], *record["receipts"]["faults"]]
         if args.export:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from client.protocol.chain import ChainVerdict, utc_now
+from client.protocol.chain import utc_now
 from client.protocol.envelope import RECORD, fingerprint, public_pem, seal, unseal
 from client.protocol.keys import load_key, own_key
 from client.protocol.node import Site
@@ -24,9 +24,9 @@ from client.site.study import approvals
 from client.site.trust.audit import settings_by_line
 from client.site.trust.audit_page import (
     cause,
-    check_receipts,
     describe_run,
     receipt_text,
+    with_receipts,
     withheld_text,
 )
 from partitions.common.errors import DataError, UserError
@@ -47,12 +47,13 @@ def _errors(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def study_record(
-    verdict: ChainVerdict, folder: Path, name: str, receipts: Sequence[Path] = ()
+    folder: Path, name: str, first: int = 1, receipts: Sequence[Path] = ()
 ) -> dict[str, Any]:
-    """Return a log's record of a study. ``verdict``: the verified log; ``receipts``: the server's own copies, if any.
+    """Return the record of a study in a log, from line ``first`` on. ``receipts``: the server's own copies, if any.
 
     Raises UserError if the log has no line of the study.
     """
+    verdict, checked = with_receipts(folder, first, receipts)
     entries = verdict.entries
     of_study = [entry for entry in entries if entry.get("study", {}).get("name") == name]
     if not of_study:
@@ -61,7 +62,7 @@ def study_record(
         )
     decided = [entry for entry in of_study if "warnings" in entry]
     left = [entry for entry in of_study if "warnings" not in entry]
-    checked, settings = check_receipts(verdict, folder, receipts), settings_by_line(entries)
+    settings = settings_by_line(entries)
     outside = [
         e
         for e in entries

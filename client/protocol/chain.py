@@ -235,6 +235,7 @@ class ChainVerdict:
 
 def verify_chain(folder: Path, first: int, kind: str, required: frozenset[str]) -> ChainVerdict:
     """Read a chain and verify it from line `first` on; earlier lines may be kept elsewhere."""
+    head = read_head(folder)  # first: another process may append meanwhile
     verdict = ChainVerdict()
     expected, before, unread = first, START if first == 1 else "", list[LinePlace]()
     for place in lines(chain_files(folder, kind)):
@@ -265,7 +266,7 @@ def verify_chain(folder: Path, first: int, kind: str, required: frozenset[str]) 
         if number >= expected:
             expected, before = number + 1, entry["hash"]
         verdict.entries.append(entry)
-    _check_end(verdict, folder, unread, expected)
+    _check_end(verdict, head, unread, expected)
     return verdict
 
 
@@ -283,10 +284,12 @@ def _check_unread(verdict: ChainVerdict, unread: Sequence[LinePlace], torn: str 
 
 
 def _check_end(
-    verdict: ChainVerdict, folder: Path, unread: Sequence[LinePlace], expected: int
+    verdict: ChainVerdict,
+    head: tuple[int, str] | None,
+    unread: Sequence[LinePlace],
+    expected: int,
 ) -> None:
     """Compare the last lines with `head.json`."""
-    head = read_head(folder)
     if head is None:
         if verdict.entries or unread:
             verdict.faults.append(

@@ -198,27 +198,27 @@ def cause(error: str) -> str:
     return re.sub(r"^<class '[\w.]+'>:<'(.*)'>$", r"\1", error, flags=re.DOTALL)
 
 
-def check_receipts(
-    verdict: ChainVerdict, folder: Path, others: Sequence[Path] = ()
-) -> ReceiptCheck:
-    """Compare the receipts kept by the site, and the server's own files of receipts, with the log.
+def with_receipts(
+    folder: Path, first: int = 1, others: Sequence[Path] = ()
+) -> tuple[ChainVerdict, ReceiptCheck]:
+    """Verify a log, and compare the receipts kept by the site, and the server's own files of receipts, with it.
 
     Raises UserError for a file that cannot be read.
     """
-    texts = read_kept(folder / FILE)
+    texts = read_kept(folder / FILE)  # before the log: another process may go on meanwhile
     for path in others:
         if not path.is_file():
             raise UserError(
                 f"--receipts {path}: there is no such file; the server has runs/NAME/{FILE}"
             )
         texts += read_kept(path)
+    verdict = verify_log(folder, first)
     silos = {entry["silo"] for entry in verdict.entries}
-    key = known_key(folder)
-    return compare_receipts(
+    return verdict, compare_receipts(
         dict.fromkeys(texts),
         verdict.entries,
         lambda receipt: receipt.silo in silos or not silos,
-        key,
+        known_key(folder),
     )
 
 
@@ -241,13 +241,11 @@ last  {{ entries[-1].hash }}  (keep it elsewhere; --seen looks for it)
 {% endif %}"""
 
 
-def chain(verdict: ChainVerdict, folder: Path, seen: str, others: Sequence[Path] = ()) -> str:
+def chain(verdict: ChainVerdict, checked: ReceiptCheck, folder: Path, seen: str) -> str:
     """Return the chain's faults and notes, a line each, and its last hash, which should be kept elsewhere.
 
-    Adds a fault if the hash in ``seen`` is not in the log, or if the server's receipts (``others``: its own files) do
-    not match it.
+    Adds a fault if the hash in ``seen`` is not in the log, and those of the server's receipts.
     """
-    checked = check_receipts(verdict, folder, others)
     verdict.faults += checked.faults
     if seen and not any(entry["hash"].startswith(seen) for entry in verdict.entries):
         verdict.faults.append(
@@ -268,11 +266,11 @@ def audit(
 ) -> tuple[str, list[str]]:
     """Return the page and the chain as text, and the faults. ``others``: the server's files of receipts."""
     folder = find_log(where)
-    verdict = verify_log(folder, first)
+    verdict, checked = with_receipts(folder, first, others)
     months = sorted({entry["time"][:7] for entry in verdict.entries})
     shown = page(
         verdict.entries,
         month or (months[-1] if months else "no month"),
         all_settings=all_settings,
     )
-    return f"{shown}\n\n{chain(verdict, folder, seen, others)}", verdict.faults
+    return f"{shown}\n\n{chain(verdict, checked, folder, seen)}", verdict.faults

@@ -407,6 +407,18 @@ def test_two_that_write_at_once(log):
     assert not verify_log(log).faults and len(verify_log(log).entries) == 46
 
 
+def test_a_line_that_is_written_meanwhile_is_no_missing_one(log, monkeypatch):
+    """A silo that runs writes a line just when another process has read the files."""
+
+    def read_then_written(files):
+        yield from [*lines(files)]
+        Log(log).append(entry(7))
+
+    lines = chain.lines
+    monkeypatch.setattr(chain, "lines", read_then_written)
+    assert not (verdict := verify_log(log)).faults and len(verdict.entries) == 6
+
+
 # --- the page ---------------------------------------------------------------------------------------------
 
 

@@ -182,6 +182,22 @@ def test_a_whole_log_has_what_was_signed(log, capsys):
     assert code == 0 and "ok    2 receipts of the server, up to line 3, by SHA256:" in out
 
 
+def test_a_receipt_that_comes_while_the_log_is_read_is_no_fault(log, capsys, monkeypatch):
+    """A silo that runs writes line 4, and is given its receipt, just when an auditor has read three."""
+
+    def read_then_answered(files):
+        yield from [*lines(files)]
+        monkeypatch.undo()
+        Log(log).append(entry(4))
+        taken(log, receipt(log, 4))
+
+    taken(log, receipt(log, 2))
+    lines = chain.lines
+    monkeypatch.setattr(chain, "lines", read_then_answered)
+    code, out = outcome(log, capsys)
+    assert code == 0 and "ok    lines 1 to 3 " in out and "1 receipts of the server" in out
+
+
 @pytest.mark.parametrize("site_has_them", [True, False])
 def test_a_log_that_was_written_anew(log, tmp_path, capsys, site_has_them):
     """Found by the site's receipts; and where these were deleted too, by the server's."""
