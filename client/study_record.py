@@ -54,7 +54,7 @@ def study_record(
     Raises UserError if the log has no line of the study.
     """
     verdict, checked = with_receipts(folder, first, receipts)
-    entries = verdict.entries
+    entries, settings = verdict.entries, settings_by_line(verdict.entries)
     of_study = [entry for entry in entries if entry.get("study", {}).get("name") == name]
     if not of_study:
         raise UserError(
@@ -62,7 +62,6 @@ def study_record(
         )
     decided = [entry for entry in of_study if "warnings" in entry]
     left = [entry for entry in of_study if "warnings" not in entry]
-    settings = settings_by_line(entries)
     outside = [
         e
         for e in entries

@@ -58,7 +58,7 @@ from partitions.splits import Array
 PERCENTILES = (0.5, 99.5)
 NO_UNIT_WINDOW = "have no window: they reach over their own 99 %; --window gives all the same"
 FIRST = "have several times or channels: the first is taken"
-NO_PLACE = "do not say how the patient lies (qform and sform codes are 0): left and right, or the order of slices, may be wrong"
+NO_PLACE = "do not say how the patient lies (no qform, no sform): left and right, or the slices, may be exchanged"
 
 
 def is_volume(files: Paths) -> bool:
