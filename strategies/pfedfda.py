@@ -170,6 +170,9 @@ class FDAClient(PartialClient):
         other.gaussians = read_gaussians(first_gaussians(layout, self.common.seed), layout)
         return other.place_own(self.silo.initial("").clone())
 
+    def bounded_parts(self) -> Sequence[slice]:
+        return self.shared  # the head has any length
+
     def place_own(self, vector: Tensor) -> Tensor:
         """Write the head of the received Gaussians, mixed with the own estimates below the body."""
         classes = self.layout.classes
@@ -288,7 +291,6 @@ class PFedFDA(PartialStrategy):
         uploads={"shared": SHARED_SOME, GAUSSIANS: CLASS_GAUSSIANS},
         dp=No("means and covariance of features leave, without noise"),
         note="its head follows from the Gaussians that are sent and from its class shares",
-        step=1000.0,  # that head has any length
         needs_classes=True,
         lossy=No("a covariance that is rounded need not be one"),
     )

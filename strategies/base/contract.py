@@ -116,6 +116,10 @@ class SiloMethod(Uploading, TrainingLoop):
         """Return the names of the layer blocks that come from the server, input to output."""
         return [b.name for b in self.layout.blocks]
 
+    def bounded_parts(self) -> Sequence[slice]:
+        """Return the parts of a received model that a study's ``step`` bounds: all, but what no length bounds."""
+        return [slice(None)]
+
     def noised_passes(self) -> tuple[int, ...]:
         """Return the epochs of each training with private gradients in this round's :meth:`local_update`.
 

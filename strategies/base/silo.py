@@ -194,6 +194,8 @@ def check_step(client: Any, received: Tensor) -> None:
         if not parts or (before := client.state.arrays.get(RECEIVED)) is None:
             return  # nothing is trained from; a state of an earlier version
         received, last = gather(received, parts), gather(before, parts)
+    elif (parts := client.bounded_parts()) != [slice(None)]:
+        received, last = gather(received, parts), gather(last, parts)
     check_received(
         client.silo.name, client.round, received, last, most, first=first and client.round <= 1
     )

@@ -138,8 +138,12 @@ def test_a_crafted_first_model_is_refused(five, under, name, tiny_bn):
     assert refused == ([False] * 5 if name in NO_START else sent)
 
 
-def test_a_crafted_later_model_is_refused(five, under):
-    """Red team: in round 3 the server sends 100 times the model; the silos, which would train on it, name the step."""
+@pytest.mark.parametrize("method", ["fedavg", "pfedfda"])
+def test_a_crafted_later_model_is_refused(five, under, method):
+    """Red team: in round 3 the server sends 100 times the model; the silos, which would train on it, name the step.
+
+    Of pFedFDA the body is bounded, for an honest head is up to 100 lengths away.
+    """
     under(1.0)
     grids = []
 
@@ -148,7 +152,7 @@ def test_a_crafted_later_model_is_refused(five, under):
         replaced(grid, 3, lambda vector: 100 * vector)
 
     with pytest.raises(RunFailedError):
-        federate(five, "fedavg", rounds=4, prepare=prepare, learning_rate=0.01)
+        federate(five, method, rounds=4, prepare=prepare, **DEEP | {"learning_rate": 0.01})
     trained = [(m, r) for m, r in grids[0].traffic if m.metadata.message_type == "train"]
     replies = [(m.content["config"]["round"], r) for m, r in trained]
     assert not any(reply.has_error() for this, reply in replies if this < 3)
