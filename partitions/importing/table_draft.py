@@ -15,7 +15,7 @@ from partitions.importing.table_labels import label_columns, list_columns
 from partitions.importing.tables import FALLBACK, UTF8, read_lines
 from partitions.recipes.cells import GAPS, is_number
 from partitions.recipes.draft import FEWEST, draft_column, draft_columns, find_gaps
-from partitions.recipes.lines import Lines, cells_in
+from partitions.recipes.lines import Cells, Lines, cells_in
 from partitions.recipes.people import (
     BIRTH,
     BORN,
@@ -40,6 +40,7 @@ from partitions.recipes.signs import (
     signs_of,
 )
 from partitions.schema import Schema, few
+from partitions.splits import Array
 
 
 def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, Names, Problems]:
@@ -100,15 +101,21 @@ def birth_notes(columns: Sequence[Column]) -> Iterator[str]:
             )
 
 
+def codes_of_lines(cells: Cells) -> Array:
+    """Return a code for each line, (n,): by its cell, or by its value where a column of numbers keeps no cells."""
+    values = cells.numbers.values if cells.numbers else cells.codes
+    return np.unique(values, return_inverse=True)[1]
+
+
 def telling_notes(lines: Lines, columns: Sequence[Column], labels: Names) -> Iterator[str]:
     """Yield a note on each input whose every value, in few rows or more on average, has one label only."""
     for name in [column.origin for column in columns if column.kind != "skip"]:
-        cells = lines.columns[name]
-        for label in map(lines.columns.__getitem__, labels):
-            values, classes = len(cells.different), len(label.different)
+        codes = codes_of_lines(lines.columns[name])
+        for kinds in map(codes_of_lines, map(lines.columns.__getitem__, labels)):
+            values, classes = codes.max() + 1, kinds.max() + 1
             if not 1 < classes <= values <= len(lines) / FEWEST:
                 continue
-            if len(np.unique(cells.codes * np.int64(classes) + label.codes)) == values:
+            if len(np.unique(codes * classes + kinds)) == values:
                 yield (
                     f"{name} alone tells the label in all {len(lines)} rows: if it is known only after the label is, "
                     "leave it out with --columns"

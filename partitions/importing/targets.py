@@ -86,7 +86,7 @@ def read_answers(
     """Return the labels of samples. ``recipe``: that by which they are read, if there is one."""
     known = recipe.outputs if recipe else 0
     wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(
-        task, len(samples[0].labels)
+        task, len(columns)
     )
     if len(samples[0].labels) != wanted or bool(samples[0].masks) != (task == "segmentation"):
         needs = {"segmentation": "a column mask", "survival": "columns of time and event"}.get(

@@ -56,7 +56,8 @@ UNIT = re.compile(
 MOST_GUESSED = 5  # first cells whose format of dates is guessed
 CODES = 'cells begin with 0: codes need kind = "category"'
 PLAIN = "number; a gap in other rows becomes the training part's median"
-QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")  # in a message
+# In a message; an apostrophe in a word, as in "patient's", begins none
+QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\")""")
 LIMIT = re.compile(rf"[<>\u2264\u2265]=?\s*{SIGN}\d[\d.,]*", re.ASCII)
 WITH_UNIT = re.compile(
     rf"[<>]?\s*{SIGN}\d[\d.,]*(\s*[%\u2030\u00b0\u20ac$\u00a3]|\s+\S|[a-zA-Z\u00b5]{{2}}).*"
@@ -210,7 +211,9 @@ def no_number(name: str, where: str, cells: Sequence[str], count: int) -> DataEr
         else ""
     )
     others = f"; {count - 1} cells more are no numbers" if count > 1 else ""
-    others += f": {few([*map(shorten_cell, rest)], 4)}" if rest else ""
+    # Whole, because `without_cells` finds only whole cells
+    shown = [*map(shorten_cell, rest)]
+    others += f": {few(shown, 4, max(map(len, shown)))}" if rest else ""
     return DataError(
         f"{where}: {name} is {shorten_cell(cell)}, no number; {mend}{more}{others}"
     )

@@ -13,6 +13,7 @@ from PIL import Image
 from scans import leaks, write_dicom, write_nifti
 from taken import imported, silofl, splits_of
 
+from partitions.common.errors import DataError
 from partitions.importing import collect
 from partitions.importing.files import Faults
 from partitions.importing.options import Take
@@ -43,6 +44,12 @@ def classes(root, ending=".png", form="PNG"):
 def made_of(root, tmp_path, *, skip=False, **options):
     own: dict[str, Any] = {"take": NOBODY, "overwrite": True} | options
     return imported(root, tmp_path / "o.npz", faults=Faults(skip), **own)
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_folders_of_classes_are_no_numbers(tmp_path, task):
+    reason = f"task = {task} needs one label column"
+    fails(DataError, reason, made_of, classes(tmp_path / "x"), tmp_path, task=task)
 
 
 def count(made):

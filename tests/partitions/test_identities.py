@@ -414,6 +414,17 @@ def test_a_draft_quotes_no_cell(tmp_path, capsys):
     assert "wert is 'Zyskind', no number" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["crea", "patient's crea"])
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_draft_quotes_no_part_of_a_long_cell(tmp_path, capsys, name, others):
+    odd = {i: f"refused by Mr Ole Johansson {i} (wife)" for i in range(others)}
+    rows = [f"{i},{odd.get(i, i / 17)},{i % 2}" for i in range(60)]
+    table = write_lines(tmp_path / "t.csv", f"patient,{name},label", *rows)
+    assert silofl("import", table, "--propose") == 0
+    draft = capsys.readouterr().out
+    assert f"{name} is '...', no number" in draft and "Johan" not in draft
+
+
 def test_a_schema_gets_no_names_without_a_word(tmp_path):
     made = table(
         tmp_path / "t.csv",

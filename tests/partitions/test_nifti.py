@@ -19,7 +19,7 @@ from taken import imported, refused, silofl, splits_of, write_lines
 from partitions.importing.readers import dicom, registry
 from partitions.importing.readers.reader import SampleSource, slices_taken
 from partitions.importing.readers.volumes import volume as scans
-from partitions.importing.readers.volumes.nifti_file import load_nifti
+from partitions.importing.readers.volumes.nifti_file import load_nifti, says_how_it_lies
 from partitions.recipes.reading import ReadOptions
 
 
@@ -87,6 +87,16 @@ def test_metres_and_micrometres_are_read_as_mm(tmp_path):
         image.header.set_xyzt_units(unit)
         image.to_filename(path := tmp_path / "v.nii")
         near(load_nifti(path).affine.diagonal(), [1, 2, 3, 1], 1e-6)
+
+
+@pytest.mark.parametrize("unit", ["mm", "micron", "meter"])
+def test_a_scan_with_a_qform_alone_says_how_the_patient_lies(tmp_path, unit):
+    image = nibabel.Nifti1Image(volume(), np.eye(4))
+    image.set_qform(image.affine, 1)
+    image.set_sform(image.affine, 0)
+    image.header.set_xyzt_units(unit)
+    image.to_filename(path := tmp_path / "v.nii")
+    assert says_how_it_lies(load_nifti(path))
 
 
 def test_dicom_and_nifti_of_one_patient_are_one_picture(tmp_path):

@@ -13,6 +13,9 @@ from scans import write_dicom
 from taken import all_x, imported, refused, silofl, write_lines
 
 from client.prediction.new_samples import asked_rows, needs_recipe
+from partitions.importing.options import ImportOptions
+from partitions.importing.table_draft import draft_recipe
+from partitions.importing.tables import read_lines
 
 N = 60
 SEX: dict[int | float, str] = {1: "male", 2: "female"}
@@ -257,6 +260,15 @@ def test_a_column_that_tells_the_label_is_noted(tmp_path):
         source = write_lines(tmp_path / "t.csv", f"pid,{name},ill", *rows)
         notes = imported(source, label="ill", patient="pid").notes
         assert any("code alone tells the label" in note for note in notes) == (few == 4)
+
+
+def test_a_draft_reads_no_column_of_numbers_again(tmp_path):
+    """Of more different numbers than are kept as cells: each reading is one of the whole file."""
+    rows = [f"{i},{i}.5,{i % 2}" for i in range(5000)]
+    lines = read_lines(write_lines(tmp_path / "t.csv", "pid,crea,label", *rows))
+    draft_recipe(lines, ImportOptions(label="label"))
+    kept = [name for name, cells in lines.columns.items() if "coded" in vars(cells)]
+    assert "label" in kept and "crea" not in kept
 
 
 # Rows of two kinds

@@ -223,6 +223,7 @@ def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
     time what is left of the run is stopped, `up` mends, and `resume` goes on.
     """
     settings = {**RUN, "strategy": "apple", "rounds": 12, "apple.common-init": True}
+    settings["local-epochs"] = 60  # rounds that last until a busy machine has found the process
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     # A follower would wait ten minutes for a dead SuperLink
     monkeypatch.setattr(following, "SILENCE_SECONDS", 10.0)

@@ -24,6 +24,7 @@ GZIP = b"\x1f\x8b"
 MAGIC = {344: (b"ni1\0", b"n+1\0"), 4: (b"ni2\0", b"n+2\0")}  # by its place in a header
 
 MM = {1: 1e3, 3: 1e-3}  # of a header's units of length: metres and micrometres; others are mm
+CODES = ("qform_code", "sform_code")  # whether a header says how the patient lies
 LONGEST_HEADER = 540  # bytes, of NIfTI-2
 
 
@@ -75,7 +76,8 @@ def load_nifti(path: Path) -> Any:
         image = type(image)(
             image.dataobj, np.diag([mm, mm, mm, 1]) @ image.affine, image.header
         )
-        image.header["sform_code"] = header["sform_code"]  # nibabel sets it with an affine
+        for code in CODES:  # nibabel sets both with an affine
+            image.header[code] = header[code]
     return image
 
 
@@ -89,7 +91,7 @@ def nifti_shape(image: Any) -> Shape:
 
 def says_how_it_lies(image: Any) -> bool:
     """Return whether a header places the patient; without both codes, nibabel's affine is a guess from the sides."""
-    return any(int(image.header[code]) > 0 for code in ("qform_code", "sform_code"))
+    return any(int(image.header[code]) > 0 for code in CODES)
 
 
 def nifti_grid(image: Any, *, straight: bool) -> Grid:
