@@ -11,6 +11,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ from benchmarks.reference_gains import (
     holm,
     over_cohorts,
 )
-from partitions.common.files import write_atomically
+from partitions.common.errors import DataError
+from partitions.common.files import append, hold_lock, write_atomically
 from partitions.datasets.registry import DATASETS
 from server.report.canvas import INK, LOWEST, SETTINGS
 from server.report.html import count_noun, number, percent, report_environment, size_text
@@ -137,8 +139,10 @@ def restore_cells(published: Path, folder: Path, name: str) -> None:
                 line = dict.fromkeys(("seed", "fold", "trial", "rounds", "validation"))
                 lines[cells].append({**line, "why": row["reason"]})
     for cells, runs in lines.items():
-        if not read_lines(file := cells.file(folder)):
-            write_atomically(file, "".join(json.dumps(line) + "\n" for line in runs))
+        (file := cells.file(folder)).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(DataError), hold_lock(file, ""):  # else a worker has these cells
+            if not read_lines(file):
+                append(file, "".join(json.dumps(line) + "\n" for line in runs))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -47,6 +47,16 @@ def files_below(folder: Path, prefix: str) -> dict[str, Path]:
         if path.is_file() and not path.is_symlink()
         if not any(part.startswith(".") for part in inside.parts)
     }
+
+
+def copy_now(source: str, target: str) -> None:
+    """Keep a model as it is now by a second name, for it is replaced and never changed; copy any other file."""
+    with suppress(FileNotFoundError):  # of an older round
+        if source.endswith(".safetensors"):
+            with suppress(OSError):  # another disk
+                os.link(source, target)
+                return
+        shutil.copy2(source, target)
 
 
 def write_backup(

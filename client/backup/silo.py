@@ -5,20 +5,20 @@ transaction writes (record, audit log, ledger) is copied while none can begin.
 """
 
 import json
-import os
 import shutil
 import tempfile
-from contextlib import closing, nullcontext, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from client.protocol.keys import site_root
+from client.site.budget.ledger import Ledger
 from client.site.head import RESTORED
 from client.site.record import FILE, Record, connect
 from client.site.trust.bundle import POLICY_ASKED
 from client.site.trust.signing import NEWEST
 from partitions.common.errors import DataError
 
-from .archive import BackupManifest, files_below, put_in_place, write_backup
+from .archive import BackupManifest, copy_now, files_below, put_in_place, write_backup
 
 # The key, and what the bundle and the hospital have set
 OF_SITE = (
@@ -33,9 +33,14 @@ def back_up_silo(name: str, state: Path, out: Path, passphrase: str) -> BackupMa
     """Write a backup of a silo. Raises SiteError if its own process would refuse this state directory."""
     with tempfile.TemporaryDirectory(prefix=".backup-", dir=state) as place:
         copied = Path(place, "state")
-        with Record(state).write(sync=False) if (state / FILE).exists() else nullcontext():
+        with ExitStack() as held:
+            if (state / FILE).exists():
+                held.enter_context(Record(state).write(sync=False))
+            if (ledger := Ledger(state)).folder.exists():
+                # A process writes its files after its transaction
+                held.enter_context(ledger.hold())
             ignored = shutil.ignore_patterns(*NOT_COPIED)
-            shutil.copytree(state, copied, ignore=ignored, copy_function=_copy)
+            shutil.copytree(state, copied, ignore=ignored, copy_function=copy_now)
             if (state / FILE).exists():
                 _copy_record(state / FILE, copied / FILE)
         files = files_below(copied, "state")
@@ -44,12 +49,6 @@ def back_up_silo(name: str, state: Path, out: Path, passphrase: str) -> BackupMa
             kept = {f"site/{file}": folder / file for file in OF_SITE}
             files |= {member: file for member, file in kept.items() if file.is_file()}
         return write_backup(out, "silo", name, files, passphrase)
-
-
-def _copy(source: str, target: str) -> None:
-    """Keep a model as it is now by a second name, for it is replaced and never changed; copy any other file."""
-    with suppress(FileNotFoundError):  # of an older round
-        (os.link if source.endswith(".safetensors") else shutil.copy2)(source, target)
 
 
 def _copy_record(file: Path, target: Path) -> None:

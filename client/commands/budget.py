@@ -27,10 +27,13 @@ from partitions.common.output import text_page
 
 def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
     """Return each cohort of a state directory with what it has spent. Raises SiteError if the ledger is damaged."""
-    lines, of_cohorts = [*Ledger(state).lines()], []
+    of_cohorts = list[dict[str, Any]]()
     with Record(state).reading() as db:
-        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'pending'").fetchone():
-            lines += [json.loads(text) for *_, text in pending_lines(db, len(lines))]
+        known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'pending'").fetchone()
+        # First: another process writes them into the files, and forgets them
+        pending = pending_lines(db, 0) if known else []
+        lines = [*Ledger(state).lines()]
+        lines += [json.loads(text) for number, _, text in pending if number > len(lines)]
         left = {
             name: load_data_file(db, name) for name in {line["data"] for line in charges(lines)}
         }

@@ -266,8 +266,18 @@ def verify_chain(folder: Path, first: int, kind: str, required: frozenset[str]) 
         if number >= expected:
             expected, before = number + 1, entry["hash"]
         verdict.entries.append(entry)
+    if head is None and _begins(folder, verdict):
+        return verify_chain(folder, first, kind, required)
     _check_end(verdict, head, unread, expected)
     return verdict
+
+
+def _begins(folder: Path, verdict: ChainVerdict) -> bool:
+    """Return whether another process is writing the first line just now, and its head after it."""
+    until = time.monotonic() + 1.0 if len(verdict.entries) == 1 else 0.0
+    while not (there := (folder / "head.json").exists()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return there and bool(verdict.entries) and read_head(folder) is not None
 
 
 def _check_unread(verdict: ChainVerdict, unread: Sequence[LinePlace], torn: str | None) -> int:

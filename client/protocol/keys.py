@@ -6,7 +6,10 @@ requester has it. `silofl add-silo --request FILE` checks the file, registers th
 without a private key; `silofl join` finds the key.
 """
 
+import contextlib
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +51,19 @@ def write_key(path: Path, key: PrivateKey) -> None:
     files.write_atomically(path, private_bytes(key), mode=0o600)
 
 
+def make_key(path: Path, new: Callable[[], PrivateKey]) -> None:
+    """Write a new private key, unless the file is there, or another process makes it meanwhile."""
+    if not path.exists():
+        files.make_folder(path.parent, 0o700)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        write_key(beside, new())
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(beside, path)
+        finally:
+            beside.unlink()
+
+
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return a node's private key. Raises UserError, one line, if the file is none."""
     try:
@@ -74,8 +90,7 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
 
 def make_signing_key(path: Path) -> Ed25519PrivateKey:
     """Return the key of this file; a missing one is made."""
-    if not path.exists():
-        write_key(path, Ed25519PrivateKey.generate())
+    make_key(path, Ed25519PrivateKey.generate)
     return load_signing_key(path)
 
 
@@ -126,8 +141,7 @@ def make_request(
     out = out or (folder or Path()) / f"{name}.request"
     if not out.absolute().parent.is_dir() and out.parent != folder:
         raise errors.DataError(f"there is no folder {out.parent} to write {out.name} to")
-    if not file.exists():
-        write_key(file, new_key())
+    make_key(file, new_key)
     key = load_key(file)
     fields = {"kind": REQUEST, "made": utc_now(), "name": name}
     fields["public-key"] = public_pem(key).decode()

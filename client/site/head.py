@@ -47,11 +47,11 @@ class Head:
 
     def write(self, db: sqlite3.Connection) -> None:
         """Keep the head of a record whose transaction is on the disk. Raises SiteError if it cannot be kept."""
-        if (now := self._of(db)) == self.read():
-            return
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self.file, json.dumps(now) + "\n", sync_name=False)
+            with self.log.hold():  # else another process's newer one is written over
+                if (now := self._of(db)) != self.read():
+                    write_whole(self.file, json.dumps(now) + "\n", sync_name=False)
         except OSError as error:
             raise SiteError(
                 f"{self.file} cannot be written ({error.strerror}), and nothing leaves without it: it needs a folder "

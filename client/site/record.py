@@ -179,8 +179,7 @@ class Record:
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Open the record for reading; without one, an empty one. Nothing is written. Raises SiteError."""
         with self._faults():
-            if not self.path.exists():
-                self._check_new()
+            if not self.path.exists() and self._is_new():
                 with contextlib.closing(connect(":memory:")) as db:
                     self._fill(db)
                     yield db
@@ -274,6 +273,15 @@ class Record:
         db.execute("INSERT INTO meta VALUES (?, 0, 0, '', '')", (secrets.token_hex(16),))
         db.execute(f"PRAGMA user_version={VERSION}")
         db.execute("COMMIT")
+
+    def _is_new(self) -> bool:
+        """Return whether there is no record yet; another process may make one meanwhile. Raises SiteError."""
+        try:
+            self._check_new()
+        except SiteError:
+            if not self.path.exists():
+                raise
+        return not self.path.exists()
 
     def _check_new(self) -> None:
         """Raise SiteError if a record was here before: a missing one is no fresh allowance."""

@@ -107,6 +107,7 @@ def add_silo_command(args: argparse.Namespace) -> None:
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
     from server.deploy.federation import DEVICE
+    from server.deploy.local.record import only_one, state_directory
     from server.deploy.submit import app_directory
 
     if not re.fullmatch(DEVICE, args.device):
@@ -125,7 +126,9 @@ def add_silo_command(args: argparse.Namespace) -> None:
     out = args.out or Path(f"{name}.tar")
     kept = args.sign_with or bundle.signing_key_file(federation)
     key = load_signing_key(kept) if args.sign_with or kept.exists() else None
-    with Control(read_connection(federation.name)) as control:
+    # `silofl up` unregisters for good a key that it finds no file of
+    alone = only_one(state_directory(federation.name))
+    with alone, Control(read_connection(federation.name)) as control:
         handed_out = bundle.add_silo(
             federation,
             control,

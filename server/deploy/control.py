@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from client.flower.control import ControlCalls, default_config
 from client.flower.runs import settings_of_run
 from client.protocol.launch import flower_home, reach_without_proxy
 from partitions.common.errors import UserError
-from partitions.common.files import write_atomically
+from partitions.common.files import hold_lock, make_folder, write_atomically
 from partitions.common.parsed import parse_toml, read_text
 from server.deploy.access.operators import SERVICE, key_file
 
@@ -100,6 +100,16 @@ def read_connection(name: str) -> Connection:
     )
 
 
+@contextlib.contextmanager
+def one_change() -> Iterator[None]:
+    """Allow one change of Flower's configuration at a time: another federation's `silofl up` keeps its entry."""
+    path = flower_config()
+    make_folder(path.parent)
+    with hold_lock(path.with_name(f".{path.name}.lock"), f"{path} is being changed", 10.0):
+        yield
+
+
+@one_change()
 def write_connection(connection: Connection) -> None:
     """Write or replace one connection; the rest of the file, including comments, does not change.
 
@@ -123,6 +133,7 @@ def write_connection(connection: Connection) -> None:
     _replace_entry(path, connection.name, lines)
 
 
+@one_change()
 def remove_connection(connection: Connection) -> None:
     """Remove the connection if the entry still trusts the same CA."""
     before = _entries(flower_config()).get(connection.name)

@@ -223,6 +223,9 @@ def _server_certificate_serves(
     if not credentials.server_certificate.exists() or not credentials.server_key.exists():
         return False
     certificate = load_certificate(credentials.server_certificate)
+    key = load_pem_private_key(credentials.server_key.read_bytes(), password=None)
+    if key.public_key() != certificate.public_key():  # killed between the two
+        return False
     left = certificate.not_valid_after_utc - _now()
     lasts = left > datetime.timedelta(days=RENEW_DAYS)
     return lasts and wanted <= _names_of(certificate) and _is_issued(certificate, ca)

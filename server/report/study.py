@@ -48,12 +48,13 @@ class StudyResults:
         self.path = path
         check_holds_run(path)
         self.config: dict[str, Value] = read_toml(path / "config.toml")
+        # First: a run that ends meanwhile has its rows before its entry
+        self.summary = read_summary(path / "summary.json")
         file = path / "history.csv"
         self.history = History(file) if history_file(file).exists() else History()
         self.events = read_events(path / "progress.jsonl")
         self.manifest: dict[str, Any] | None = read_json(path / "manifest.json")
         self.registration = registration_of(path)
-        self.summary = read_summary(path / "summary.json")
         # Of finished runs
         self.summarised: list[dict[str, Any]] = self.summary["runs"]
         self.runs = self._all_runs()

@@ -138,7 +138,11 @@ class History:
         # In this order: a run may compress the file meanwhile
         exists = path is not None and path.exists()
         if path is not None and ((file := history_file(path)) != path or exists):
-            self.rows = _read(_load(file), file)
+            with suppress(FileNotFoundError):
+                self.rows = _read(_load(file), file)
+                return
+            # Compressed meanwhile
+            self.rows = _read(_load(file := history_file(path)), file)
         elif path is not None:
             self._write()
 

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,10 @@ class Followed(Tail):
 
     def is_new(self) -> bool:
         """Return whether the file was replaced or rewritten since the last call."""
-        (stamp, begins), shrunk = self._look(), self.file.stat().st_size < self.position
+        try:
+            (stamp, begins), shrunk = self._look(), self.file.stat().st_size < self.position
+        except FileNotFoundError:  # begun anew just now
+            return True
         other = stamp != self._stamp or not begins.startswith(self._begins) or shrunk
         self._stamp, self._begins = stamp, begins
         return other
@@ -98,7 +102,8 @@ class WatchSource:
         if news:
             self.board, self.tails = Board(self.silo), []
         followed = [tail.file for tail in self.tails]
-        self.tails += [Followed(file) for file in files if file not in followed]
+        with suppress(FileNotFoundError):  # the next look finds it
+            self.tails += [Followed(file) for file in files if file not in followed]
         for tail in self.tails:
             before = tail.position
             for event in tail.events():

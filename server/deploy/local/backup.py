@@ -3,10 +3,17 @@
 Not in it: demo data, which are split again, the silos of this machine, which have backups of their own, and logs.
 """
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from client.backup.archive import BackupManifest, files_below, put_in_place, write_backup
+from client.backup.archive import (
+    BackupManifest,
+    copy_now,
+    files_below,
+    put_in_place,
+    write_backup,
+)
 from partitions.common.errors import UserError
 from server.deploy.federation import Federation
 from server.deploy.local.record import state_root
@@ -34,7 +41,16 @@ def back_up_server(
         if not (run / "config.toml").is_file():
             raise UserError(f"--include {run}: is no run directory")
         files |= files_below(run, f"runs/{run.absolute().name}")
-    return write_backup(out, "server", federation.name, files, passphrase)
+    # As they are now: the server goes on
+    with tempfile.TemporaryDirectory(prefix=".backup-", dir=out.absolute().parent) as place:
+        now = {
+            name: Path(place, f"{n}{path.suffix}")
+            for n, (name, path) in enumerate(files.items())
+        }
+        for name, path in files.items():
+            copy_now(str(path), str(now[name]))
+        now = {name: path for name, path in now.items() if path.exists()}
+        return write_backup(out, "server", federation.name, now, passphrase)
 
 
 def restore_server(manifest: BackupManifest, folder: Path, here: Path) -> Path:

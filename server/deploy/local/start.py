@@ -69,7 +69,10 @@ def up(
         try:
             local = bring_up(federation, directory, echo)
         except BaseException:
-            sweep(directory, keep=before)
+            # What a part of before has started meanwhile, such as a run, goes on
+            parts = {part for part, of in main_processes(directory).items() if of in before}
+            others = {process for process in processes.find(directory) if process.part in parts}
+            sweep(directory, keep=before | others)
             if not before:
                 forget(directory)
             raise

@@ -31,6 +31,7 @@ from pydantic import ConfigDict, Field
 
 from client.flower.runs import RunCalls, note, refusal, settings_of_run, without_app
 from client.protocol.launch import flower_home
+from client.protocol.run_settings import is_secure
 from partitions.common.errors import DataError
 from partitions.common.files import make_folder, write_atomically
 from partitions.common.names import SILO
@@ -58,6 +59,7 @@ class QueuedRun(Frozen):
     app: str
     trains: bool
     now: bool = False
+    masked: bool = False
     state: str = WAITING
     members: tuple[int, ...] = ()
     done: int = 0
@@ -157,6 +159,7 @@ class Queue:
                 app=hashlib.sha256(request.fab.content).hexdigest(),
                 trains=values.get("strategy") not in UNTRAINED,
                 now=words.now,
+                masked=is_secure(values),
             )
             self.runs[name] = before.model_copy(
                 update={"members": (*before.members, answer.run_id)}
@@ -180,12 +183,9 @@ class Queue:
     def name_all(self, answer: Any) -> None:
         """Write the runs' names, and what they wait for, into an answer of ListRuns."""
         with self.lock:
-            runs = {**self.runs}
+            runs, begin = {**self.runs}, self.to_begin()
         names = {run: name for name, entry in runs.items() for run in entry.members}
-        on = sum(entry.state == RUNNING for entry in runs.values())
-        waiting = [n for n, entry in runs.items() if entry.state == WAITING and not entry.now]
-        # The first ones begin with the SuperExec's next question
-        waiting = waiting[max(0, self.limit - on) :]
+        waiting = [n for n, e in runs.items() if e.state == WAITING and n not in begin]
         for run_id, run in answer.run_dict.items():
             if not (name := names.get(run_id)):
                 continue
@@ -230,14 +230,23 @@ class Queue:
         """Return the tasks that may begin, the first in the queue first."""
         with self.lock:
             self.follow()
-            on = sum(entry.state == RUNNING for entry in self.runs.values())
-            tasks = list[Any]()
-            for entry in self.runs.values():
-                free = entry.now or on < self.limit
-                if entry.state == RUNNING or (entry.state == WAITING and free):
-                    on += entry.state == WAITING
+            begin, tasks = self.to_begin(), list[Any]()
+            for name, entry in self.runs.items():
+                if entry.state == RUNNING or name in begin:
                     tasks += self.calls.pending(entry.members[entry.done])
             return tasks
+
+    def to_begin(self) -> list[str]:
+        """Return the waiting runs that begin with the SuperExec's next question, the first in the queue first."""
+        on = [entry for entry in self.runs.values() if entry.state == RUNNING]
+        names = list[str]()
+        for name, entry in self.runs.items():
+            # A silo keeps the masks of one run
+            alone = not (entry.masked and any(other.masked for other in on))
+            if entry.state == WAITING and alone and (entry.now or len(on) < self.limit):
+                on.append(entry)
+                names.append(name)
+        return names
 
     def began(self, run: int) -> None:
         """Note that a Flower run has begun."""

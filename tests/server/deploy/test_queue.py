@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from apps import project
@@ -27,7 +28,7 @@ from server.deploy.control import Control
 from server.deploy.federation import read_federation
 from server.deploy.local import record
 from server.deploy.room.listing import named_runs
-from server.deploy.room.queue import Queue
+from server.deploy.room.queue import Queue, QueuedRun
 
 pytestmark = pytest.mark.deployed
 
@@ -267,6 +268,29 @@ def test_a_limit_above_one_lets_runs_share(federation, folder, app, tmp_path):
     assert listed(up)[runs[2].name].place == 1
     for run in runs:
         run.let_end()
+
+
+def test_two_runs_with_masks_are_never_on_at_once(tmp_path, monkeypatch):
+    """A silo keeps the masks of one run: a second one waits, also with `--now`, and others pass it."""
+    queue = Queue(tmp_path, limit=3)
+    calls = SimpleNamespace(pending=lambda member: [member])
+    monkeypatch.setattr(queue, "calls", calls, raising=False)
+    monkeypatch.setattr(queue, "follow", lambda: None)
+    for number, masked in enumerate((True, True, False), 1):
+        fields: dict[str, Any] = {
+            "owner": "",
+            "account": "",
+            "out": "",
+            "app": "",
+            "trains": True,
+            "now": True,
+        }
+        queue.runs[str(number)] = QueuedRun(**fields, masked=masked, members=(number,))
+    assert queue.next_tasks() == [1, 3]
+    queue.began(1)
+    assert queue.next_tasks() == [1, 3]
+    queue.end("1")
+    assert queue.next_tasks() == [2, 3]
 
 
 def test_a_damaged_book_is_refused(tmp_path):
