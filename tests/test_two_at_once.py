@@ -38,10 +38,12 @@ from client.site.record import OPEN, Record, close_records
 from client.site.trust.audit import Log, verify_log
 from partitions.common.errors import DataError
 from partitions.common.files import append, hold_lock
+from server.cli.main import main
 from server.deploy import control, credentials, processes
 from server.deploy.access.operators import Actions
 from server.deploy.local import backup as server_backup
 from server.deploy.local import start
+from server.deploy.local.record import only_one
 from server.results import history
 from server.results.history import History, Row
 from server.simulation.simulate import simulate
@@ -306,6 +308,16 @@ def test_a_repair_that_fails_ends_what_it_started_alone(trio, monkeypatch):
         processes.end([superlink, *begun, *started], grace=0)
 
 
+def test_no_silo_is_added_while_the_federation_starts(trio, tmp_path, capsys):
+    """It unregisters for good a key that it finds no file of, and the file comes last."""
+    (file := tmp_path / "federation.yaml").write_text(
+        "name: trio\ndemo: {dataset: digits}\nsilos: [{name: a, data: demo}, {name: b, data: demo}]\n"
+    )
+    with only_one(trio[0]):
+        assert main(["add-silo", "north", "--federation", str(file)]) == 2
+    assert "`add-silo` of 'trio' is at work; wait for it" in capsys.readouterr().err
+
+
 def test_two_federations_that_start_both_keep_their_connection(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     north, south = (
@@ -397,8 +409,6 @@ def test_a_run_that_ends_while_its_report_is_read(tmp_path, monkeypatch):
 
 
 def test_the_budget_of_a_run_that_waits_writes_nothing(tmp_path, capsys):
-    from server.cli.main import main
-
     (tmp_path / "config.toml").write_text('strategy = "fedavg"\n')
     assert main(["budget", str(tmp_path)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]

@@ -169,10 +169,10 @@ def write_record(folder: Path, up: UpFederation) -> None:
 
 @contextlib.contextmanager
 def only_one(directory: Path) -> Iterator[None]:
-    """Allow one `up` or `down` of a federation at a time. Raises DataError if another one is in progress."""
+    """Allow one `up`, `down` or `add-silo` of a federation at a time. Raises DataError if another is in progress."""
     with hold_lock(
         directory / "lock",
-        f"another `silofl up` or `silofl down` of {directory.name!r} is at work; wait for it",
+        f"a `silofl up`, `down` or `add-silo` of {directory.name!r} is at work; wait for it",
     ):
         yield
 
