@@ -189,16 +189,16 @@ def check_step(client: Any, received: Tensor) -> None:
         return
     if first:
         last = client.first_model()
-    elif client.privacy is not None:
+    exact = first and client.round <= 1
+    parts = [slice(None)] if exact else client.bounded_parts()
+    if client.privacy is not None and not first:
         parts = client.model.layout.parts(client.received_blocks())
-        if not parts or (before := client.state.arrays.get(RECEIVED)) is None:
-            return  # nothing is trained from; a state of an earlier version
-        received, last = gather(received, parts), gather(before, parts)
-    elif (parts := client.bounded_parts()) != [slice(None)]:
+        last = client.state.arrays.get(RECEIVED)
+    if not parts or last is None:
+        return  # nothing is trained from; a state of an earlier version
+    if parts != [slice(None)]:
         received, last = gather(received, parts), gather(last, parts)
-    check_received(
-        client.silo.name, client.round, received, last, most, first=first and client.round <= 1
-    )
+    check_received(client.silo.name, client.round, received, last, most, first=exact)
 
 
 def check_received(

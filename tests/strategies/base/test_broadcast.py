@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from cases import CASES, OPTIONS, typical
+from failing import fails
 from study_text import study_text
 from tiny import TinyGrid, federate, random_silos
 from two_layers import DEEP
@@ -18,7 +20,7 @@ from client.protocol.study import parse_study
 from client.site.terms import read_terms
 from partitions.common.errors import RunFailedError, UserError
 from strategies import strategies
-from strategies.base.silo import check_received
+from strategies.base.silo import check_received, check_step
 from strategies.base.transport.payload import array_record, tensor_of
 
 METHODS = sorted(name for name, method in strategies().items() if not method.info.role.pooled)
@@ -160,3 +162,37 @@ def test_a_crafted_later_model_is_refused(five, under, method):
     assert len(reasons) == 5 and all(
         "lengths away from its last one" in reason for reason in reasons
     )
+
+
+@pytest.mark.parametrize("own", [None, torch.ones(4)], ids=["first training", "later"])
+def test_a_step_bounds_the_parts_that_a_method_names(own):
+    """From the last model, or the seed's. Of pFedFDA the body; its head follows from Gaussians, and has any length."""
+    client = SimpleNamespace(
+        silo=SimpleNamespace(name="a", max_step=1.0),
+        state=SimpleNamespace(personal=own),
+        info=SimpleNamespace(trains=True),
+        first_model=lambda: torch.ones(4),
+        bounded_parts=lambda: [slice(0, 2)],
+        privacy=None,
+        round=3,
+    )
+    check_step(client, torch.tensor([1.0, 1.0, 50.0, 50.0]))
+    fails(
+        UserError, "of round 3 is 8 lengths", check_step, client, torch.tensor([9.0, 9, 1, 1])
+    )
+    if own is None:
+        client.round = 1
+        head = torch.tensor([1.0, 1.0, 50.0, 50.0])
+        fails(UserError, "the first model is not the one", check_step, client, head)
+    client.bounded_parts, client.round = list, 3
+    check_step(client, torch.tensor([9.0, 9.0, 50.0, 50.0]))
+
+
+@pytest.mark.parametrize("network", [DEEP, {}], ids=["two layers", "one layer"])
+def test_pfedfda_trains_under_a_step(three, under, network):
+    """In a network that is nothing but a head, too."""
+    under(1.0)
+    grids = list[TinyGrid]()
+    options = network | {"learning_rate": 0.01, "absent": [("b", 1)], "prepare": grids.append}
+    federate(three, "pfedfda", rounds=3, **options)
+    assert not [reply for _, reply in grids[0].traffic if reply.has_error()]
