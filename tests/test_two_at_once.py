@@ -102,10 +102,11 @@ def in_between(monkeypatch, place, name, act, *, before=False):
         monkeypatch.setattr(place, name, own)
         if before:
             act()
-        done = own(*arguments, **named)
-        if not before:
-            act()
-        return done
+        try:
+            return own(*arguments, **named)
+        finally:
+            if not before:
+                act()
 
     monkeypatch.setattr(place, name, late)
 
@@ -371,8 +372,8 @@ def test_a_history_is_compressed_while_it_is_read(tmp_path, monkeypatch):
     def another():
         assert in_fork(grows) == 0
 
-    in_between(monkeypatch, history, "history_file", another)
-    assert len(History(path).rows) == 51
+    in_between(monkeypatch, history, "_load", another)
+    assert len(History.stored(path).rows) == 51
 
 
 def test_a_progress_that_is_begun_anew_is_followed(tmp_path, monkeypatch):

@@ -142,7 +142,7 @@ def budget(args: argparse.Namespace) -> None:
     from client.studies import silo_at
 
     if args.where is not None and (args.where / "config.toml").is_file():
-        from server.results.history import History, budgets_of, history_file
+        from server.results.history import History, budgets_of
         from server.results.run_directory import read_toml
 
         if args.policy is not None:
@@ -150,10 +150,7 @@ def budget(args: argparse.Namespace) -> None:
                 "--policy: a run directory has no budget; name a silo's state directory"
             )
         unit = str(read_toml(args.where / "config.toml").get("dp.unit", "record"))
-        file = args.where / "history.csv"
-        # Never made here: the run makes it, which may be another user's
-        history = History(file) if history_file(file).exists() else History()
-        cohorts = budgets_of(history, unit)
+        cohorts = budgets_of(History.stored(args.where / "history.csv"), unit)
         text = run_page(cohorts)
     else:
         place = silo_at(args.where, args.policy)

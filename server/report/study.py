@@ -31,7 +31,7 @@ from server.report.inference import (
     spread,
 )
 from server.report.methods import alone, baselines, exchanges, info_of, shared
-from server.results.history import HEADER, History, history_file
+from server.results.history import HEADER, History
 from server.results.reading import read_events, read_json, read_summary, which_of
 from server.results.registration import registration_of
 from server.results.run_directory import check_holds_run, read_toml
@@ -50,8 +50,7 @@ class StudyResults:
         self.config: dict[str, Value] = read_toml(path / "config.toml")
         # First: a run that ends meanwhile has its rows before its entry
         self.summary = read_summary(path / "summary.json")
-        file = path / "history.csv"
-        self.history = History(file) if history_file(file).exists() else History()
+        self.history = History.stored(path / "history.csv")
         self.events = read_events(path / "progress.jsonl")
         self.manifest: dict[str, Any] | None = read_json(path / "manifest.json")
         self.registration = registration_of(path)

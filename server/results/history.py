@@ -127,6 +127,15 @@ def _compress_large(file: Path) -> None:
         file.unlink()
 
 
+def stored_rows(path: Path) -> list[Row] | None:
+    """Return the rows of the history ``path``, None if there is none. A run may compress it meanwhile."""
+    packed = path.with_name(f"{path.name}.gz")
+    for file in (packed, path, packed):
+        with suppress(FileNotFoundError):
+            return _read(_load(file), file)
+    return None
+
+
 class History:
     """Rows in memory and, with a path, in a file, which grows by one write per round."""
 
@@ -135,16 +144,17 @@ class History:
         self.rows: list[Row] = []
         # (strategy, seed) -> running SHA-256 of the run's rows
         self._sums: dict[tuple[str, int], Any] = {}
-        # In this order: a run may compress the file meanwhile
-        exists = path is not None and path.exists()
-        if path is not None and ((file := history_file(path)) != path or exists):
-            with suppress(FileNotFoundError):
-                self.rows = _read(_load(file), file)
-                return
-            # Compressed meanwhile
-            self.rows = _read(_load(file := history_file(path)), file)
+        if path is not None and (rows := stored_rows(path)) is not None:
+            self.rows = rows
         elif path is not None:
             self._write()
+
+    @classmethod
+    def stored(cls, path: Path) -> History:
+        """Return a history for a reader: an empty one where there is none, which is not made."""
+        history = cls()
+        history.rows = stored_rows(path) or []
+        return history
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows of one run. They are on the disk when this returns, because a checkpoint depends on them."""

@@ -31,7 +31,7 @@ from partitions.common.errors import UserError
 from partitions.common.files import make_folder, write_atomically
 from partitions.common.names import guard_formula
 from partitions.common.settings import toml_text
-from server.results.history import Chosen, History, Row, history_file, mean, spent_by_silo
+from server.results.history import Chosen, History, Row, mean, spent_by_silo
 from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import RunDirectory, newest_states
 from server.tuning.space import text_of
@@ -208,7 +208,7 @@ class Book:
 
 def trial_rows(directory: RunDirectory) -> list[Row]:
     """Return the history of a trial's run so far."""
-    return History(directory.history).rows if history_file(directory.history).exists() else []
+    return History.stored(directory.history).rows
 
 
 def trial_score(
