@@ -41,8 +41,8 @@ def back_up_server(
         if not (run / "config.toml").is_file():
             raise UserError(f"--include {run}: is no run directory")
         files |= files_below(run, f"runs/{run.absolute().name}")
-    # As they are now: the server goes on
-    with tempfile.TemporaryDirectory(prefix=".backup-", dir=out.absolute().parent) as place:
+    # As they are now, for the server goes on; here, where the keys are
+    with tempfile.TemporaryDirectory(prefix=".backup-", dir=folder) as place:
         now = {
             name: Path(place, f"{n}{path.suffix}")
             for n, (name, path) in enumerate(files.items())
