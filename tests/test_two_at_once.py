@@ -309,11 +309,13 @@ def test_a_repair_that_fails_ends_what_it_started_alone(trio, monkeypatch):
         processes.end([superlink, *begun, *started], grace=0)
 
 
-def test_no_silo_is_added_while_the_federation_starts(trio, tmp_path, capsys):
+def test_no_silo_is_added_while_the_federation_starts(trio, tmp_path, monkeypatch, capsys):
     """It unregisters for good a key that it finds no file of, and the file comes last."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     (file := tmp_path / "federation.yaml").write_text(
         "name: trio\ndemo: {dataset: digits}\nsilos: [{name: a, data: demo}, {name: b, data: demo}]\n"
     )
+    control.write_connection(control.Connection("trio", "127.0.0.1:1", "/ca"))
     with only_one(trio[0]):
         assert main(["add-silo", "north", "--federation", str(file)]) == 2
     assert "`add-silo` of 'trio' is at work; wait for it" in capsys.readouterr().err

@@ -126,9 +126,9 @@ def add_silo_command(args: argparse.Namespace) -> None:
     out = args.out or Path(f"{name}.tar")
     kept = args.sign_with or bundle.signing_key_file(federation)
     key = load_signing_key(kept) if args.sign_with or kept.exists() else None
+    connection = read_connection(federation.name)
     # `silofl up` unregisters for good a key that it finds no file of
-    alone = only_one(state_directory(federation.name))
-    with alone, Control(read_connection(federation.name)) as control:
+    with only_one(state_directory(federation.name)), Control(connection) as control:
         handed_out = bundle.add_silo(
             federation,
             control,
