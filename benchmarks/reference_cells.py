@@ -282,6 +282,15 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
+@contextlib.contextmanager
+def hold_cells(file: Path) -> Iterator[None]:
+    """Hold a file of cells, without a line that was cut off. Raises DataError while another process has it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with hold_lock(file, f"{file} is another process's"):
+        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+        yield
+
+
 def missing_trials(
     cells: CellGroup, lines: Sequence[dict[str, Any]], form: Form, repeat: tuple[int, int]
 ) -> list[tuple[int, int]]:
@@ -326,13 +335,11 @@ class TableWorker:
     def fill(self, cells: CellGroup) -> None:
         """Execute what is missing of these cells, unless another process has their file, or one has no score."""
         file = cells.file(self.folder)
-        file.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(hold_lock(file, f"{file} is another process's"))
+                held.enter_context(hold_cells(file))
             except DataError:
                 return
-            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
             lines = read_lines(file)
             for repeat in self.form.repeats:
                 for line in self.trials(cells, lines, repeat):

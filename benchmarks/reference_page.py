@@ -41,6 +41,7 @@ from benchmarks.reference_cells import (
     all_cells,
     curve_cells,
     finished,
+    hold_cells,
     named_cells,
     network_of,
     read_lines,
@@ -54,7 +55,7 @@ from benchmarks.reference_gains import (
     over_cohorts,
 )
 from partitions.common.errors import DataError
-from partitions.common.files import append, hold_lock, write_atomically
+from partitions.common.files import append, write_atomically
 from partitions.datasets.registry import DATASETS
 from server.report.canvas import INK, LOWEST, SETTINGS
 from server.report.html import count_noun, number, percent, report_environment, size_text
@@ -139,8 +140,7 @@ def restore_cells(published: Path, folder: Path, name: str) -> None:
                 line = dict.fromkeys(("seed", "fold", "trial", "rounds", "validation"))
                 lines[cells].append({**line, "why": row["reason"]})
     for cells, runs in lines.items():
-        (file := cells.file(folder)).parent.mkdir(parents=True, exist_ok=True)
-        with suppress(DataError), hold_lock(file, ""):  # else a worker has these cells
+        with suppress(DataError), hold_cells(file := cells.file(folder)):
             if not read_lines(file):
                 append(file, "".join(json.dumps(line) + "\n" for line in runs))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 from audit_lines import entry
-from charged import COST, POLICY, reply, spent
+from charged import COST, POLICY, answered, reply, spent
 from forks import ended, fork, in_fork
 
 import server.report.study as report_study
@@ -62,17 +63,6 @@ CALL = {
 
 def row(number):
     return Row("fedavg", 0, number, "a", "test", "global", "accuracy", 0.5, 10)
-
-
-def answered(state, *numbers):
-    """Another process answers these messages."""
-
-    def answer():
-        for number in numbers:
-            reply(state, number)
-        close_records()
-
-    assert in_fork(answer) == 0
 
 
 def committed_alone(state, number):
@@ -233,6 +223,18 @@ def test_a_request_is_signed_by_the_key_that_stays(tmp_path, monkeypatch):
     keys.make_request("north", tmp_path, None)
     sent = keys.read_request(tmp_path / "sent.request").fingerprint
     assert sent == fingerprint(public_pem(keys.load_key(tmp_path / "node.key")))
+
+
+def test_a_key_on_a_file_system_without_second_names(tmp_path, monkeypatch):
+    """Such as that of a stick."""
+    monkeypatch.setattr(os, "link", no_link)
+    keys.make_request("north", tmp_path, None)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert keys.load_key(tmp_path / "node.key") and names == {"node.key", "north.request"}
+
+
+def no_link(*_):
+    raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
 # At the server
@@ -435,6 +437,6 @@ def test_cells_that_a_worker_measures_are_not_restored_over_it(tmp_path):
         with pytest.raises(DataError), hold_lock(path, "busy"):
             pass
     assert read_lines(path) == [{"seed": 0}]
-    path.unlink()
+    path.write_text('{"seed": 0, "fo')  # killed as it wrote its first line
     reference_page.restore_cells(published, tmp_path / "out", "short")
     assert len(read_lines(path)) == 1

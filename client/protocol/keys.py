@@ -6,7 +6,6 @@ requester has it. `silofl add-silo --request FILE` checks the file, registers th
 without a private key; `silofl join` finds the key.
 """
 
-import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -58,10 +57,13 @@ def make_key(path: Path, new: Callable[[], PrivateKey]) -> None:
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         write_key(beside, new())
         try:
-            with contextlib.suppress(FileExistsError):
-                os.link(beside, path)
+            os.link(beside, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without second names, such as a stick's
+            os.replace(beside, path)
         finally:
-            beside.unlink()
+            beside.unlink(missing_ok=True)
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -13,9 +13,8 @@ import shutil
 import tarfile
 
 import pytest
-from charged import reply, spent
+from charged import answered, reply, spent
 from failing import fails
-from forks import in_fork
 from taken import silofl
 
 from client.backup import age
@@ -165,15 +164,6 @@ def test_a_changed_backup_puts_nothing_in_place(folder, tmp_path, change, says):
     rewritten(out, change)
     fails(DataError, says, opened, out, "", tmp_path / "beside")
     assert not [*(tmp_path / "beside").iterdir()] and not (tmp_path / "outside").exists()
-
-
-def answered(state, *numbers):
-    def answer():
-        for number in numbers:
-            reply(state, number)
-        close_records()
-
-    assert in_fork(answer) == 0
 
 
 def test_a_restored_silo_spends_nothing_anew(tmp_path, capsys):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from forks import in_fork
 from tiny import write_silo
 
 from client.commands.budget import budgets
 from client.protocol.policy import Policy
 from client.site.budget.accounting import MessageCost, data_file
 from client.site.budget.ledger import Ledger, Release
-from client.site.record import Record
+from client.site.record import Record, close_records
 from client.site.study import approvals
 
 POLICY = Policy(epsilon=50.0)
@@ -31,6 +32,17 @@ def reply(state: Path, number: int = 1) -> None:
     with record.write() as db:
         entry = approvals.decision("clinic", "train", "", "", "server", [])
         record.note_reply(db, {**entry, "round": number, "cohort": "a" * 64})
+
+
+def answered(state: Path, *numbers: int) -> None:
+    """Another process answers these messages."""
+
+    def answer() -> None:
+        for number in numbers:
+            reply(state, number)
+        close_records()
+
+    assert in_fork(answer) == 0
 
 
 def spent(state: Path) -> float:
