@@ -109,9 +109,10 @@ def codes_of_lines(cells: Cells) -> Array:
 
 def telling_notes(lines: Lines, columns: Sequence[Column], labels: Names) -> Iterator[str]:
     """Yield a note on each input whose every value, in few rows or more on average, has one label only."""
+    codes_of_labels = [codes_of_lines(lines.columns[label]) for label in labels]
     for name in [column.origin for column in columns if column.kind != "skip"]:
         codes = codes_of_lines(lines.columns[name])
-        for kinds in map(codes_of_lines, map(lines.columns.__getitem__, labels)):
+        for kinds in codes_of_labels:
             values, classes = codes.max() + 1, kinds.max() + 1
             if not 1 < classes <= values <= len(lines) / FEWEST:
                 continue

@@ -66,7 +66,12 @@ LARGE = 32_000_000  # bytes
 
 def history_file(path: Path) -> Path:
     """Return the file that holds the history ``path``: the compressed one beside it, if it is there."""
-    return packed if (packed := path.with_name(f"{path.name}.gz")).exists() else path
+    return packed if (packed := compressed_file(path)).exists() else path
+
+
+def compressed_file(path: Path) -> Path:
+    """Return the file of the history ``path`` when it has been compressed."""
+    return path.with_name(f"{path.name}.gz")
 
 
 def _load(file: Path) -> str:
@@ -122,14 +127,13 @@ def write_history(path: Path, rows: Iterable[Row]) -> None:
 def _compress_large(file: Path) -> None:
     """Compress a history that has become large. A reader sees either file, never none."""
     if file.suffix != ".gz" and file.stat().st_size > LARGE:
-        packed = file.with_name(f"{file.name}.gz")
-        write_atomically(packed, gzip.compress(file.read_bytes(), mtime=0))
+        write_atomically(compressed_file(file), gzip.compress(file.read_bytes(), mtime=0))
         file.unlink()
 
 
 def stored_rows(path: Path) -> list[Row] | None:
     """Return the rows of the history ``path``, None if there is none. A run may compress it meanwhile."""
-    packed = path.with_name(f"{path.name}.gz")
+    packed = compressed_file(path)
     for file in (packed, path, packed):
         with suppress(FileNotFoundError):
             return _read(_load(file), file)

@@ -242,8 +242,8 @@ class Queue:
         names = list[str]()
         for name, entry in self.runs.items():
             # A silo keeps the masks of one run
-            alone = not (entry.masked and any(other.masked for other in on))
-            if entry.state == WAITING and alone and (entry.now or len(on) < self.limit):
+            free = not (entry.masked and any(other.masked for other in on))
+            if entry.state == WAITING and free and (entry.now or len(on) < self.limit):
                 on.append(entry)
                 names.append(name)
         return names
