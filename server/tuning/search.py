@@ -89,13 +89,18 @@ def tune(request: Request, out: Path, engine: Engine | None, *, quiet: bool = Fa
     # The bar replaces a line per silo and round
     logging.getLogger("flwr").setLevel(logging.WARNING)
     book = Book(out, request.settings_asked(), list(request.space.distributions))
-    book.open()
     total = request.trials * len(request.strategies)
-    with tqdm(total=total, unit="trial", file=sys.stderr, disable=quiet or None) as bar:
-        searcher = Searcher(request, book, engine, bar)
-        for strategy in request.strategies:
-            searcher.search(strategy)
-    book.finish()
+    with book.hold():
+        with tqdm(total=total, unit="trial", file=sys.stderr, disable=quiet or None) as bar:
+            searcher = Searcher(request, book, engine, bar)
+            for strategy in request.strategies:
+                searcher.search(strategy)
+        book.finish()
+        return with_best(request, book)
+
+
+def with_best(request: Request, book: Book) -> Book:
+    """Write each method's best trial. Raises RunFailedError if a method has none with a score."""
     hopeless = []
     for strategy in request.strategies:
         trials = book.of(strategy)

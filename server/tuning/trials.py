@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,12 @@ from optuna.trial import TrialState
 from client.privacy.private_round import KEPT
 from models.privacy.accountant import epsilon_of
 from partitions.common.errors import UserError
-from partitions.common.files import make_folder, write_atomically
+from partitions.common.files import hold_lock, make_folder, write_atomically
 from partitions.common.names import guard_formula
 from partitions.common.settings import toml_text
 from server.results.history import Chosen, History, Row, mean, spent_by_silo
 from server.results.reading import read_events, read_json, read_summary
-from server.results.run_directory import RunDirectory, newest_states
+from server.results.run_directory import LOCK, RunDirectory, newest_states
 from server.tuning.space import text_of
 from strategies.base.run_settings import RunSettings
 from strategies.base.settings import Value
@@ -78,8 +79,12 @@ class Book:
     privacy: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     storage: JournalStorage = field(init=False)
 
-    def open(self) -> None:
-        """Create or reopen the directory. Raises UserError if it holds another search or anything else."""
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Create or reopen the directory, and lock it.
+
+        Raises UserError if it holds another search or anything else, DataError if another process searches there.
+        """
         file, log = self.path / "tuning.json", self.path / STORAGE
         if (record := read_json(file)) is not None:
             before = record.get("asked", {})
@@ -95,17 +100,20 @@ class Book:
                     f"{self.path} holds a search of silofl 0.2, or lost {STORAGE}; give --out a new one"
                 )
         elif self.path.exists() and (
-            not self.path.is_dir() or any(f.name != STORAGE for f in self.path.iterdir())
+            not self.path.is_dir()
+            or any(f.name not in (STORAGE, LOCK) for f in self.path.iterdir())
         ):
             raise UserError(
                 f"{self.path} is not empty and holds no search: give --out a new directory"
             )
         make_folder(self.path)
-        if log.is_file():  # a line that was cut off by a crash
-            data = log.read_bytes()
-            os.truncate(log, data.rfind(b"\n") + 1)
-        self.storage = JournalStorage(JournalFileBackend(str(log)))
-        self.write()
+        with hold_lock(self.path / LOCK, f"{self.path}: another silofl tune searches there"):
+            if log.is_file():  # a line that was cut off by a crash
+                data = log.read_bytes()
+                os.truncate(log, data.rfind(b"\n") + 1)
+            self.storage = JournalStorage(JournalFileBackend(str(log)))
+            self.write()
+            yield
 
     def study(self, strategy: str) -> optuna.Study:
         """Return Optuna's study of a method, with the trials so far."""

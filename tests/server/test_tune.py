@@ -19,7 +19,8 @@ from tiny import history_without_seconds, json_of, write_silo
 
 import server.tuning.search
 from models.privacy.accountant import Releases, composed_epsilon
-from partitions.common.errors import RunFailedError, UserError
+from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.files import hold_lock
 from server.cli.main import main
 from server.results.history import History, Row
 from server.results.run_directory import RunDirectory, read_toml
@@ -203,6 +204,16 @@ def test_a_killed_search_goes_on(whole, table, tmp_path, sampler, place, monkeyp
     assert left(tmp_path / "out") == left(whole[sampler])
     if sampler != "halving":
         assert not before & set(ran)
+
+
+def test_a_second_search_in_one_place_is_refused_and_changes_nothing(table, whole, tmp_path):
+    """While another process searches there: neither the trials' table nor Optuna's file is touched."""
+    copy = Path(shutil.copytree(whole["random"], tmp_path / "out"))
+    before = {file: file.read_bytes() for file in copy.iterdir() if file.is_file()}
+    asked = request(table, "random", SHAPES["random"][0], rounds=SHAPES["random"][1])
+    with hold_lock(copy / ".lock", ""), pytest.raises(DataError, match="another silofl tune"):
+        search(asked, copy)
+    assert {file: file.read_bytes() for file in copy.iterdir() if file.is_file()} == before
 
 
 def test_the_worst_silo_as_the_objective(table, tmp_path):
