@@ -34,7 +34,7 @@ TAGS = re.compile(
 # all else together, which leaves a new feature room. They are lowered as code goes, and raised only in a commit that
 # says why.
 MOST_METHOD_TOKENS = 2_500
-MOST_TOKENS = {PACKAGES: 458_000, ("tests",): 680_000}
+MOST_TOKENS = {PACKAGES: 458_000, ("tests",): 700_000}
 # Words of all documents together, as `wc -w` counts them, without what `make settings` writes: 80,000 with its 6,600,
 # which grow with each method and setting. Cells of a table go into docs/tables/*.csv.
 MOST_WORDS = 73_400

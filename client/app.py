@@ -26,7 +26,7 @@ from client.evidence import answer_evidence, may_measure
 from client.faults import line_of, report
 from client.flower.messages import config_of, refuse
 from client.local_data import check_devices, columns_in, is_own_file, weights_file
-from client.privacy.checks import check_records, released_sums
+from client.privacy.checks import check_records, claim_model, released_sums
 from client.progress import OwnProgress, note_failure
 from client.protocol.node import devices_in
 from client.protocol.policy import PolicyRefusedError
@@ -117,7 +117,7 @@ def local_round(work: Work) -> Handler:
             return RecordDict()
         progress.begins()
         vectors, metrics = work(session, client)
-        counts = {split: session.used_data.measured(split) for split in SPLITS}
+        counts = {split: session.used_data.scored(split) for split in SPLITS}
         least = session.min_samples
         if (
             least < math.inf
@@ -238,6 +238,9 @@ def survey(message: Message, session: ClientSession) -> RecordDict:
 def train(session: ClientSession, client: SiloClient) -> Result:
     """Train one round of the run's method; the silo's state is saved before the reply is sent."""
     config, snapshot = session.config, session.info.reports
+    if math.isfinite(client.silo.max_step):
+        model, run = digest_of(session.parameters).hex(), int(session.context.run_id)
+        claim_model(model, session.name, session.state_dir, run, config["round"])
     keep_reported(
         client.state,
         config.get("reported"),

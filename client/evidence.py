@@ -7,6 +7,7 @@ columns, bins, thresholds.
 * The same question again has the same answer.
 * Another question about the same model and data is refused: the two answers together would give more than each.
 * Data that differ in fewer than ``min-sum-samples`` patients are refused, too: the difference would be about those few.
+  All parts of the file count, for an answer may depend on training samples (survival's hazard, neighbours' votes).
 * A run has evidence of one model only. Another model of the same data needs another run (``runs-per-day``).
 
 Metrics have no question: they are of all samples of a part, and the policy alone says which leave and over how many. So
@@ -20,7 +21,8 @@ from the policy alone.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from client.egress import release_evidence
-from client.local_data import agreed_schema, is_own_file
+from client.local_data import agreed_schema, is_own_file, open_data
 from client.protocol.policy import PolicyRefusedError
 from client.reported import load_reported
 from client.session import ClientSession
@@ -53,7 +55,7 @@ from models.tasks import Regression, Task
 from partitions.common.errors import UserError
 from partitions.patients import fewest_changed
 from partitions.site_split import people_digests
-from partitions.splits import Split
+from partitions.splits import SiloData, Split
 from partitions.stored import sample_digests
 from strategies.base.client import SiloClient
 from strategies.base.evidence import LARGEST_VALUE
@@ -62,24 +64,47 @@ from strategies.base.transport.payload import Number
 
 @dataclass(frozen=True)
 class Question:
-    """What an answer is about. ``people``: a digest per patient of the data; ``text``: the digest of the question."""
+    """What an answer is about: digests of the data, the model and the question, and a text per patient (``people``)."""
 
     kind: str
+    data: str
     model: str
     text: str
     people: Sequence[str]
 
-    @property
-    def data(self) -> str:
-        """Return the digest of the data."""
-        return hashlib.sha256("\n".join(self.people).encode()).hexdigest()
-
 
 def people_of(part: Split) -> list[str]:
-    """Return a digest per patient of a part of the data, sorted; per sample where the file names no patients."""
+    """Return a text per patient of a part of the data, sorted; per sample where the file names no patients."""
     return people_digests(
         sample_digests(np.stack([sample_digests(part.x), sample_digests(part.y)], axis=1)), part
     )
+
+
+def people_by_part(session: ClientSession) -> list[list[str]]:
+    """Return the texts of the patients in each part of the silo's file."""
+    return [people_of(part) for part in whole_data(session).splits]
+
+
+def whole_data(session: ClientSession) -> SiloData:
+    """Return all parts of the silo's file, whatever the run uses of it."""
+    return open_data(session.settings, session.context, whole=True)
+
+
+def groups_of(part: Split) -> list[tuple[int, str]]:
+    """Return each sample's digest and subgroup, sorted; empty where the file names no subgroups."""
+    if part.subgroup is None:
+        return []
+    return sorted(zip(sample_digests(part.x).tolist(), part.subgroup.tolist(), strict=True))
+
+
+def changed_patients(now: Sequence[Sequence[str]], before: Sequence[Sequence[str]]) -> int:
+    """Return the smallest number of patients by which two versions differ; of equal patients, of those in another part.
+
+    ``now``, ``before``: the patients of each part.
+    """
+    together = [list(itertools.chain.from_iterable(version)) for version in (now, before)]
+    moved = [fewest_changed(*parts) for parts in zip(now, before, strict=True)]
+    return fewest_changed(*together) or min(filter(None, moved), default=0)
 
 
 def may_measure(session: ClientSession) -> bool:
@@ -98,24 +123,18 @@ def may_measure(session: ClientSession) -> bool:
         before = {sha256 for (sha256,) in db.execute(find, (silo, model))}
         if data in before:
             return True
-        find = "SELECT people FROM disclosed WHERE kind = 'people' AND silo = ? AND model = '' AND data = ?"
+        find = "SELECT answer FROM disclosed WHERE kind = 'parts' AND silo = ? AND data = ?"
         if db.execute(find, (silo, data)).fetchone() is None:
-            parts = (session.data.train, session.data.val, session.data.test)
-            disclose(
-                db,
-                "people",
-                silo=silo,
-                data=data,
-                people=[person for part in parts for person in people_of(part)],
-            )
-        people = {
-            version: Counter(db.execute(find, (silo, version)).fetchone()[0].split())
-            for version in (data, *sorted(before))
-        }
-        if any(
-            0 < fewest_changed(people[data], people[version]) < policy.min_sum_samples
-            for version in before
-        ):
+            here = json.dumps(people_by_part(session))
+            disclose(db, "parts", silo=silo, data=data, answer=here)
+        versions = [db.execute(find, (silo, version)).fetchone() for version in (data, *before)]
+        if (
+            None in versions
+        ):  # noted by an earlier silofl: how many patients differ is not known
+            return False
+        now, *others = (json.loads(text) for (text,) in versions)
+        changed = (changed_patients(now, other) for other in others)
+        if any(0 < patients < policy.min_sum_samples for patients in changed):
             return False
         disclose(db, "metrics", silo=silo, data=data, model=model)
     return True
@@ -157,7 +176,7 @@ def check_earlier(
                 "(statistics, bins, threshold)"
             )
         return
-    changed = fewest_changed(Counter(question.people), Counter(people.split()))
+    changed = fewest_changed(question.people, people.split())
     if changed < session.policy.min_sum_samples:
         raise PolicyRefusedError(
             f"{session.name} refuses: its policy has {session.policy.line('min_sum_samples')}, and fewer patients "
@@ -178,7 +197,7 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     if session.policy.public:
         # At a hospital the run chooses no bins: two sizes would give the difference
         least = max(wanted, least)
-    test, people = session.used_data.test, session.used_data.measured("test")
+    test, people = session.used_data.test, session.used_data.scored("test")
     # With differential privacy nothing: evidence has no mechanism of its own
     values, held = Evidence(), list[str]()
     if allowed and not client.common.dp and people >= max(wanted, least):
@@ -264,7 +283,9 @@ def claim_evidence(client: SiloClient, session: ClientSession, least: int) -> No
     questions = {"evidence": of_model}
     if common is not None:
         questions["coverage"] = f"{of_model} {common!r}"
-    people = people_of(session.used_data.test)
+    parts, groups = people_by_part(session), groups_of(whole_data(session).test)
+    data = hashlib.sha256(json.dumps([parts, groups]).encode()).hexdigest()
+    people = [*itertools.chain.from_iterable(parts)]
     for kind, text in questions.items():
         digest = hashlib.sha256(text.encode()).hexdigest()
-        claim_answer(session, Question(kind, model, digest, people))
+        claim_answer(session, Question(kind, data, model, digest, people))

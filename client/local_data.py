@@ -146,13 +146,16 @@ def is_own_file(context: Context) -> bool:
     return "data" in context.node_config
 
 
-def open_data(settings: RunSettings, context: Context) -> SiloData:
-    """Return this silo's data. Raises UserError or DataError, one line, if they cannot be used."""
+def open_data(settings: RunSettings, context: Context, *, whole: bool = False) -> SiloData:
+    """Return this silo's data. Raises UserError or DataError, one line, if they cannot be used.
+
+    ``whole``: of a silo's own file all parts, whatever the run leaves unused.
+    """
     c = settings.common
     if is_own_file(context):
         path = Path(str(context.node_config["data"]))
         stamp = path.stat().st_mtime_ns if path.exists() else 0
-        return _own_file(path, stamp, c.validation != 0, c.task)
+        return _own_file(path, stamp, whole or c.validation != 0, c.task)
     parts = int(context.node_config["num-partitions"])
     if parts != c.silos:
         raise UserError(

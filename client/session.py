@@ -214,9 +214,9 @@ class ClientSession:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """Return (mean, standard deviation) of this silo's inputs, and of its labels if they are measurements.
+        """Return (mean, standard deviation) of the inputs, and of measured labels: the agreed ones, or the silo's own.
 
-        They are the agreed ones, or the silo's own if it sent no sums. Empty: nothing is standardised.
+        Empty: nothing is standardised.
         """
         columns = columns_in(self.used_data)
         if columns is None:
@@ -224,13 +224,14 @@ class ClientSession:
         alone = self.name in self.config.get("own_statistics", ())
         by = "silo" if alone else self.settings.common.normalization
         mean, std = standardisation(columns, by, self.config)
-        agreed = self.settings.common.normalization == "agreed"
         # A given model has its own statistics
+        agreed = self.settings.common.normalization == "agreed"
         if agreed and self.study is not None and self.info.trains:
-            if not alone:
-                check_statistics(columns, mean, std, self.study, self.name)
-            chosen = ((), ()) if alone else (mean, std)
-            claim_statistics(*chosen, self.name, self.state_dir, int(self.context.run_id))
+            place = self.name, self.state_dir, int(self.context.run_id)
+            if alone:
+                claim_statistics((), (), *place)
+            else:
+                check_statistics(columns, mean, std, self.study, *place)
         d = table_columns(self.own_data.input_shape)
         return (mean[:d], std[:d]), (mean[d:], std[d:])
 
@@ -272,10 +273,8 @@ class ClientSession:
     @cached_property
     def silo(self) -> Silo:
         """Return what the method works with: the data on the device, one network, seeded initial models."""
-        data = self.used_data
-        settings = self.settings
-        classes = self.classes
-        device = self.device
+        data, settings = self.used_data, self.settings
+        classes, device = self.classes, self.device
         inputs, labels = self.statistics
         patches, shape = patches_of(settings.common), self.seen_shape
         window = None if patches is None else Window(patches.sides)

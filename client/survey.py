@@ -17,7 +17,6 @@ import functools
 import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -278,7 +277,7 @@ def answer_once(
                 {"how": question, "samples": people.split(), "answer": json.loads(text)}
                 for question, people, text in rows
             ]
-            answer, note, new = _answer(make, Counter(samples), how, policy, silo, earlier)
+            answer, note, new = _answer(make, samples, how, policy, silo, earlier)
             if new:
                 disclose(db, KIND, question=how, answer=json.dumps(answer), people=samples)
             return answer, note
@@ -289,7 +288,7 @@ def answer_once(
 
 def _answer(
     make: Callable[[], Answer],
-    samples: Counter[str],
+    samples: Sequence[str],
     how: str,
     policy: Policy,
     silo: str,
@@ -299,7 +298,7 @@ def _answer(
     few, near = policy.line("min_sum_samples"), list[dict[str, Any]]()
     shared = how.partition(" ")[2]
     for earlier in answered:
-        changed = fewest_changed(samples, Counter(earlier["samples"]))
+        changed = fewest_changed(samples, earlier["samples"])
         other = earlier["how"].partition(" ")[2]
         if changed < policy.min_sum_samples and shared and other not in ("", shared):
             raise PolicyRefusedError(

@@ -29,14 +29,13 @@ from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.common.parsed import shorten
 from partitions.common.precision import merged_in_float32
-from partitions.splits import SPLITS, Array, Arrays
+from partitions.splits import SPLITS, VOID, Array, Arrays
 from partitions.stored import OnDisk, in_batches
 
 TASKS = ("multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation")
 ONE_CLASS = ("multiclass", "ordinal")  # every sample has one class
 MOST_CLASSES = 100_000  # a larger label is refused as a mistake
 MOST_PRESENT = 100  # classes; of more, none is looked for in each part
-VOID = 255  # the label of an ignored pixel of a mask
 SAVE = "where other hospitals have more classes, save classes=numpy.array(N), the number of all"
 
 

@@ -8,6 +8,7 @@ message to the server contains them or their count.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -76,13 +77,27 @@ def patient_digests(digests: Array, patients: Array) -> Array:
     return sums[numbers]
 
 
-def fewest_changed(now: Counter[str], before: Counter[str]) -> int:
-    """Return the smallest number of patients by which two versions of data can differ, from their digests.
+def fewest_changed(now: Sequence[str], before: Sequence[str]) -> int:
+    """Return the smallest number of patients by which two versions of data can differ.
 
-    A patient whose record was corrected has one digest in each version, and counts once. A patient who left and another
-    who came count once together.
+    Each has a text per patient (:func:`partitions.site_split.people_digests`). Samples are compared, so that no
+    patient is new because a file names its patients now. A patient whose record was corrected is in both versions, and
+    counts once. A patient who left and another who came count once together.
     """
-    return max((now - before).total(), (before - now).total())
+    versions = [[person.split("+") for person in version] for version in (now, before)]
+    came, gone = (Counter(itertools.chain.from_iterable(people)) for people in versions)
+    return max(_holders(versions[0], came - gone), _holders(versions[1], gone - came))
+
+
+def _holders(people: Sequence[Sequence[str]], samples: Counter[str]) -> int:
+    """Return how many patients hold these samples, of equal samples the patients with the most of them."""
+    held = [mine for person in people if (mine := Counter(person) & samples)]
+    count, left = 0, Counter(samples)
+    for mine in sorted(held, key=Counter.total, reverse=True):
+        if taken := mine & left:
+            count += 1
+            left.subtract(taken)
+    return count
 
 
 def rows_of_patients(dataset: Dataset) -> list[Array] | None:

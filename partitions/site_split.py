@@ -71,12 +71,11 @@ def digests_of(split: Split) -> Array:
 
 
 def people_digests(digests: Array, split: Split) -> list[str]:
-    """Return a text per patient, sorted, from the samples' digests (n,); per sample where there are no patients."""
-    if split.patient is not None and len(digests):
-        digests = patient_digests(digests, split.patient)[
-            np.unique(split.patient, return_index=True)[1]
-        ]
-    return sorted(f"{digest:016x}" for digest in digests.tolist())
+    """Return a text per patient, sorted: the digests of the patient's samples, from those of all samples (n,)."""
+    people: dict[int, list[str]] = {}
+    for digest, patient in zip(digests.tolist(), split.units.tolist(), strict=True):
+        people.setdefault(patient, []).append(f"{digest:016x}")
+    return sorted("+".join(sorted(samples)) for samples in people.values())
 
 
 def select_rows(split: Split, rows: Array) -> Split:

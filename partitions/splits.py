@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from partitions.common.names import Names
 from partitions.schema import NO_SCHEMA, Schema
-from partitions.stored import OnDisk, concatenate, fits, in_memory, rows_in
+from partitions.stored import OnDisk, concatenate, fits, in_batches, in_memory, rows_in
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]  # by their names
 Shape = tuple[int, ...]
 SPLITS = ("train", "val", "test")
+VOID = 255  # the label of an ignored pixel of a mask
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,23 @@ class SiloData:
         if self.task != "multilabel":
             return part.people
         return len(np.unique(part.units[(part.y >= 0).any(1)]))
+
+    def scored(self, split: str) -> int:
+        """Return how many people every metric of a split is of: Dice leaves out those without an outline."""
+        if self.task != "segmentation":
+            return self.measured(split)
+        return self._outlined[split]
+
+    @cached_property
+    def _outlined(self) -> dict[str, int]:
+        counts = {}
+        for name, part in zip(SPLITS, self.splits, strict=True):
+            masks = (batch.reshape(len(batch), -1) for batch in in_batches(part.y))
+            drawn = [((mask > 0) & (mask != VOID)).any(1) for mask in masks]
+            counts[name] = len(
+                np.unique(part.units[np.concatenate([np.zeros(0, bool), *drawn])])
+            )
+        return counts
 
 
 @dataclass(frozen=True)

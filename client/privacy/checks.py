@@ -43,26 +43,21 @@ def check_floor(name: str, part: Split, people: int, policy: Policy, *, sends: b
 
     ``part``: the training part. ``floor`` counts ``people`` (``SiloData.measured``); ``min-batch-size`` counts samples.
     """
-    fault = too_few(part, people, policy, "floor") if sends else ""
+    fault = too_few(people, policy, "floor") if sends else ""
     if not fault and len(part) < policy.min_batch_size:
-        fault = f"its policy has {policy.line('min_batch_size')}, it has {len(part)} training samples"
+        fault = f"its policy has {policy.line('min_batch_size')}, its training part has fewer samples"
     if fault:
         raise PolicyRefusedError(f"{name} refuses: {fault}")
 
 
-def too_few(part: Split, people: int, policy: Policy, rule: str) -> str:
+def too_few(people: int, policy: Policy, rule: str) -> str:
     """Return why a training part has too few patients for ``rule`` (samples, if it names no patients); empty: enough.
 
-    The text is sent to the server, so it does not contain the number of patients.
+    The text is sent to the server, so it contains no number of the silo's.
     """
     if people >= getattr(policy, rule):
         return ""
-    has = (
-        f"it has {len(part)} training samples"
-        if people == len(part)
-        else "its training part has fewer patients"
-    )
-    return f"its policy has {policy.line(rule)}, {has}"
+    return f"its policy has {policy.line(rule)}, its training part has fewer patients"
 
 
 def check_records(settings: RunSettings, data: SiloData, name: str) -> None:
@@ -94,17 +89,24 @@ LARGEST = 10.0  # root mean square of a standardised column: the bound for a sil
 
 
 def check_statistics(
-    columns: Array, mean: Columns, std: Columns, study: StudyProtocol, silo: str
+    columns: Array,
+    mean: Columns,
+    std: Columns,
+    study: StudyProtocol,
+    silo: str,
+    state: str,
+    run_id: int,
 ) -> None:
     """Raise PolicyRefusedError if the server's ``mean`` and ``std`` (d,) do not fit data like ``columns``.
 
-    ``columns`` (n, d): the silo's training part.
+    ``columns`` (n, d): the silo's training part. They are noted first (:func:`claim_statistics`).
     """
     refuses = f"{silo} refuses: under the study {study.name} tables are standardised by all hospitals' statistics"
     if not len(mean) == len(std) == columns.shape[1]:
         raise PolicyRefusedError(
             f"{refuses}, and the message has {len(mean)} means for {columns.shape[1]} columns"
         )
+    claim_statistics(mean, std, silo, state, run_id)
     with np.errstate(all="ignore"):
         standardised = (columns.astype(np.float64) - np.array(mean)) / np.array(std)
         size = np.sqrt((standardised * standardised).mean(0))
@@ -112,8 +114,7 @@ def check_statistics(
     if far.any():
         column = int(far.argmax())
         raise PolicyRefusedError(
-            f"{refuses}: with the message's, column {column + 1} has a root mean square of {size[column]:.3g} here, "
-            f"and at most {LARGEST:g} is taken"
+            f"{refuses}: with the message's, column {column + 1} has a root mean square above {LARGEST:g} here"
         )
 
 
@@ -123,16 +124,31 @@ def claim_statistics(mean: Columns, std: Columns, silo: str, state: str, run_id:
     Empty ones: the silo's own.
     """
     digest = derive_key(b"", "statistics", repr(mean), repr(std)).hex()
-    run = str(run_id)
-    find = "SELECT question FROM disclosed WHERE kind = 'statistics' AND silo = ? AND run = ?"
+    what = "the run has standardised tables by other statistics before"
+    claim_choice("statistics", digest, silo, state, str(run_id), what)
+
+
+def claim_model(digest: str, silo: str, state: str, run_id: int, this: int) -> None:
+    """Note the model of a round that is to be trained. Raises PolicyRefusedError if the round had another one before.
+
+    For a refusal says how far the model is from the silo's own one: each would tell more of it (the study's ``step``).
+    """
+    what = f"round {this} has come with another model before"
+    claim_choice("model", digest, silo, state, f"{run_id} {this}", what)
+
+
+def claim_choice(kind: str, choice: str, silo: str, state: str, run: str, what: str) -> None:
+    """Note the server's choice before the silo's records answer to it; ``run``: within which there is one.
+
+    Raises PolicyRefusedError, with the text ``what``, if there was another choice before.
+    """
+    find = "SELECT question FROM disclosed WHERE kind = ? AND silo = ? AND run = ?"
     with Record(Path(state)).write() as db:
-        before = {question for (question,) in db.execute(find, (silo, run))}
-        if before - {digest}:
-            raise PolicyRefusedError(
-                f"{silo} refuses: the run has standardised tables by other statistics before"
-            )
+        before = {question for (question,) in db.execute(find, (kind, silo, run))}
+        if before - {choice}:
+            raise PolicyRefusedError(f"{silo} refuses: {what}")
         if not before:
-            disclose(db, "statistics", silo=silo, run=run, question=digest)
+            disclose(db, kind, silo=silo, run=run, question=choice)
 
 
 # Sums of a table's columns, from which all silos agree on a standardisation. Sums cover enough patients, are rounded
@@ -157,7 +173,7 @@ def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Su
     rule = "floor" if policy.floor > policy.min_sum_samples else "min_sum_samples"
     if not policy.sums:
         return None, f"its policy has {policy.line('sums')}"
-    if fault := too_few(part, part.people, policy, rule):
+    if fault := too_few(part.people, policy, rule):
         return None, fault
     if not state:
         return None, "it has no state-dir to remember what it gave"

@@ -215,9 +215,8 @@ def check_received(
                 f"{silo} refuses: the first model is not the one that the run's seed gives"
             )
         return
-    step = float((received - last).norm() / last.norm())
-    if not step <= most:
+    # Without the length: the server would read from it where the silo's own model is
+    if not float((received - last).norm() / last.norm()) <= most:
         raise UserError(
-            f"{silo} refuses: the model of round {this} is {step:.3g} lengths away from its last one, and the "
-            f"study has step = {most:g}"
+            f"{silo} refuses: the model of round {this} is further from its last one than the study's step = {most:g}"
         )

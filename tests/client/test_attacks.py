@@ -212,7 +212,9 @@ def test_the_one_sample_silo(tmp_path, n):
     }
     write_npz(file, {**parts, "classes": np.array(2)})
     reply = summary(file, tmp_path / "state")
-    assert reply["error"].startswith("clinic refuses: its policy has floor = 10, it has ")
+    assert reply["error"].startswith(
+        "clinic refuses: its policy has floor = 10, its training part has fewer patients"
+    )
     with Record(tmp_path / "state").reading() as db:
         assert db.execute("SELECT count(*) FROM disclosed").fetchone() == (0,)
 
@@ -220,7 +222,7 @@ def test_the_one_sample_silo(tmp_path, n):
 def test_sums_are_of_enough_samples_only(patients, tmp_path):
     file = write(tmp_path / "own.npz", patients[:40])
     assert summary(file, tmp_path / "state")["sums_withheld"] == (
-        "its policy has min-sum-samples = 50, it has 34 training samples"
+        "its policy has min-sum-samples = 50, its training part has fewer patients"
     )
 
 
@@ -471,3 +473,82 @@ def test_metrics_of_one_model_before_and_after_a_patient_came(tmp_path):
     first, one_less = losses(60), losses(59)
     assert set(first) == {1, 2} and set(one_less) == {2}  # round 2 has another model
     assert losses(60)[1] == first[1]  # the same question has the same answer
+
+
+def one_patient_less(arrays):
+    return {key: v[:-2] if key.endswith("_test") else v for key, v in arrays.items()}
+
+
+def one_patient_moved(arrays):
+    """From test to validation."""
+    moved = {
+        f"{key}_val": np.concatenate([arrays[f"{key}_val"], arrays[f"{key}_test"][-2:]])
+        for key in "xy"
+    }
+    return one_patient_less(arrays) | moved
+
+
+def named(arrays):
+    """Two samples a patient, in a file that named none."""
+    parts = {part: len(arrays[f"y_{part}"]) for part in ("train", "val", "test")}
+    ids = {
+        f"patient_{p}": 1000 * k + np.arange(n) // 2 for k, (p, n) in enumerate(parts.items())
+    }
+    return {**arrays, **ids}
+
+
+@pytest.mark.parametrize(
+    ("change", "first"),
+    [
+        pytest.param(
+            one_patient_less, {"validation": 0.0}, id="validation = 0 in the first run"
+        ),
+        pytest.param(lambda a: named(one_patient_less(a)), {}, id="patients named since"),
+        pytest.param(one_patient_moved, {}, id="in another part"),
+    ],
+)
+def test_metrics_of_two_versions_whose_test_parts_differ_in_one_patient(
+    tmp_path, change, first
+):
+    """Whatever the run leaves unused, whether the file names patients, and where the patient is now."""
+    rng = np.random.default_rng(3)
+    arrays = {"classes": np.array(2)}
+    for part in ("train", "val", "test"):
+        arrays |= {f"x_{part}": rng.normal(size=(60, 3)).astype(np.float32)}
+        arrays |= {f"y_{part}": rng.integers(2, size=60)}
+    policy = loose(tmp_path, "min-silos = 1")
+
+    def losses(arrays, number, **changes):
+        def prepare(grid):
+            for context in grid.contexts.values():
+                context.run_id = number
+
+        np.savez(tmp_path / "a.npz", **arrays)
+        given = {"strategy": "fedavg", "rounds": 1, "prepare": prepare, "policy": str(policy)}
+        run = federate(
+            {"a": tmp_path / "a.npz"}, state_dir=tmp_path / "state", **given, **changes
+        )
+        rows = [(row.round, row.split, row.metric) for row in run.rows]
+        return (1, "test", "loss") in rows
+
+    assert losses(arrays, 1, **first) and not losses(change(arrays), 2)
+
+
+@pytest.mark.parametrize(("outlined", "leave"), [(1, False), (10, True)])
+def test_the_dice_of_few_outlines_stays(tmp_path, outlined, leave):
+    """Twenty test patients, and Dice is of those with an outline; the model outlines nothing."""
+    x = np.random.default_rng(0).integers(0, 40, (20, 16, 16)).astype(np.uint8)
+    y = np.zeros((20, 16, 16), np.uint8)
+    y[:outlined, 4:12, 4:9] = 1
+    y[outlined:, 0, 0] = 255  # ignored: no outline
+    parts = {
+        f"{key}_{part}": v
+        for part in ("train", "val", "test")
+        for key, v in zip("xy", (x, y), strict=True)
+    }
+    np.savez(tmp_path / "a.npz", classes=np.array(2), **parts)  # type: ignore[arg-type]
+    given = {"state_dir": tmp_path / "state", "policy": str(loose(tmp_path, "min-silos = 1"))}
+    run = federate(
+        {"a": tmp_path / "a.npz"}, strategy="fedavg", rounds=1, model="auto", **given
+    )
+    assert ("dice" in {row.metric for row in run.rows}) == leave

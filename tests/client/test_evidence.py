@@ -285,6 +285,34 @@ def test_a_file_without_one_patient_gives_nothing_about_that_one(tmp_path):
     )
 
 
+def test_a_training_part_without_one_patient_gives_nothing_about_that_one(tmp_path):
+    """Survival's hazard is of training samples, and neighbours vote: evidence depends on them, too."""
+    _, asked, context = asked_of_a(tmp_path)
+    file = Path(context.node_config["data"])
+    with np.load(file) as stored:
+        arrays = dict(stored)
+    np.savez(file, **arrays | {key: arrays[key][1:] for key in ("x_train", "y_train")})
+    context.run_id += 1
+    few = "and fewer patients differ from those behind the evidence of this model"
+    assert few in str(again(asked[0][0], context).error.reason)
+
+
+def test_a_corrected_subgroup_gives_nothing_about_its_patient(tmp_path):
+    groups = np.repeat(["sex f", "sex m"], (25, 15))
+    policy = tmp_path / "policy.toml"
+    policy.write_text('metrics = ["score", "subgroups"]\nmin-silos = 1\n')
+    given = {"state_dir": tmp_path / "state", "policy": str(policy), **CALM}
+    files = {"a": in_groups(tmp_path / "a.npz", groups)}
+    run = federate(files, strategy="fedavg", rounds=1, evidence="on", **given)
+    sent = [m for m, _ in run.grid.traffic if m.metadata.message_type == "evaluate.evidence"]
+    context = run.grid.contexts[1]
+    groups[0] = "sex m"
+    in_groups(tmp_path / "a.npz", groups)
+    context.run_id += 1
+    few = "and fewer patients differ from those behind the evidence of this model"
+    assert few in str(again(sent[0], context).error.reason)
+
+
 def test_coverage_is_of_the_model_whose_evidence_has_left(tmp_path):
     """Of a run whose second message never came, a server does not get the coverage of another model."""
 

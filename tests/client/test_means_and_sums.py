@@ -285,7 +285,7 @@ def test_sums_of_pictures(tmp_path):
         ),
         (
             (*TOLD, "min-sum-samples = 71"),
-            "min-sum-samples = 71, it has 70 training samples, and fedrdn sends sums",
+            "min-sum-samples = 71, its training part has fewer patients, and fedrdn sends sums",
         ),
     ],
 )

@@ -229,14 +229,31 @@ def test_an_imprint_layer(tmp_path):
 
 def test_an_imprint_layer_under_a_study(tmp_path):
     """Refused as a first model, and where it is far from the silo's last one."""
-    hospital = Hospital(tmp_path, MANY, IMPRINTED)
+    hospital = Hospital(tmp_path / "first", MANY, IMPRINTED)
     context = hospital.context(**IMPRINTED, study="heart")
     assert hospital.ask(context, 1, imprint(NOTHING, HIDDEN)) is None
+    assert "not the one that the run's seed gives" in hospital.refusals[0]
+    hospital = Hospital(tmp_path / "later", MANY, IMPRINTED)
+    context = hospital.context(**IMPRINTED, study="heart")
     seeds = initial(hospital.settings(**IMPRINTED), COLUMNS, CLASSES).numpy().astype(np.float64)
     assert hospital.ask(context, 1, seeds) is not None
     assert hospital.ask(context, 2, imprint(NOTHING, HIDDEN)) is None
-    assert "not the one that the run's seed gives" in hospital.refusals[0]
-    assert "lengths away from its last one" in hospital.refusals[1]
+    assert "further from its last one than" in hospital.refusals[0]
+
+
+def test_refusals_do_not_say_where_the_silo_s_own_model_is(tmp_path):
+    """Each one as a distance from a model of the server's choice gave a coordinate: now one model a round, one bit."""
+    approved = {**IMPRINTED, "rounds": 9}
+    hospital = Hospital(tmp_path, MANY, approved)
+    context = hospital.context(**approved, study="heart")
+    seeds = initial(hospital.settings(**approved), COLUMNS, CLASSES).numpy().astype(np.float64)
+    assert hospital.ask(context, 1, seeds) is not None
+    for times in (9.0, 3.0, 1.01):  # the last one is within the step
+        assert hospital.ask(context, 2, times * seeds) is None
+    assert not set("0123456789") & set(hospital.refusals[0].replace("round 2", "")[:-1])
+    other = "own refuses: round 2 has come with another model before"
+    assert hospital.refusals[1:] == [other, other]
+    assert hospital.ask(context, 3, 1.01 * seeds) is not None
 
 
 @pytest.mark.parametrize(("step", "found"), [(1.0, 38), (0.5, 11), (0.25, 0)])
@@ -294,10 +311,9 @@ def test_statistics_that_pick_a_patient(tmp_path):
         Hospital(tmp_path / "study", MANY, SCALED), 0.01, study="heart"
     )
     assert found == 0 and len(refusals) == COLUMNS
-    assert (
-        "column 1 has a root mean square of" in refusals[0]
-        and "at most 10 is taken" in refusals[0]
-    )
+    # Of one choice, and without the value: others would be questions about the column's sums
+    assert refusals[0].endswith("column 1 has a root mean square above 10 here")
+    assert all("by other statistics before" in refusal for refusal in refusals[1:])
 
 
 def test_statistics_within_the_bound(tmp_path):

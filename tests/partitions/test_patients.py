@@ -16,6 +16,7 @@ from tiny import session_of
 from client.app import data_summary
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
+from partitions.patients import fewest_changed
 from partitions.schemes.registry import PARTITIONS, partition
 from partitions.silo_file import (
     check_silo_file,
@@ -247,3 +248,19 @@ def test_keys_decide_nothing_and_are_in_no_file(tmp_path, dicom):
         made.append(out.read_bytes())
         assert read_silo_file(out).train.patient is not None and prefix.encode() not in made[-1]
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "changed"),
+    [
+        (["a", "b"], ["b", "a"], 0),
+        (["a+b", "c"], ["a", "b", "c"], 0),  # the file names its patients now
+        (["a+b"], ["a", "b", "c"], 1),  # c left, and a and b were named
+        (["a", "b", "d"], ["a", "b", "c"], 1),  # a corrected record
+        (["a+b+c", "d+e"], ["d"], 2),  # two came: one of them had a sample
+        (["a", "a", "a"], ["a"], 2),  # equal samples of three patients
+        (["a+b", "a+c"], ["a", "b"], 1),  # c alone is new
+    ],
+)
+def test_patients_by_whom_two_versions_differ(now, before, changed):
+    assert fewest_changed(now, before) == fewest_changed(before, now) == changed

@@ -510,11 +510,11 @@ def test_a_study_s_step_is_counted_from_the_received_model():
         state = sent(1.4, State({"personal": own * START, "received": START}))
         assert torch.equal(state.arrays["received"], 1.4 * START)
         far = State({"personal": own * START, "received": START})
-        fails(UserError, "of round 2 is 4 lengths away", sent, 5.0, far)
+        fails(UserError, "of round 2 is further from", sent, 5.0, far)
     near_by = State({"personal": START})
-    fails(UserError, "of round 2 is 4 lengths away", sent, 5.0, near_by, dp=False)
+    fails(UserError, "of round 2 is further from", sent, 5.0, near_by, dp=False)
     # Before its first training
-    for this, reason in ((1, "the first model is not the one"), (2, "is 4 lengths away")):
+    for this, reason in ((1, "the first model is not the one"), (2, "is further from")):
         fails(UserError, reason, sent, 5.0, State(), this)
 
 
