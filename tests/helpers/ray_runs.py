@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,17 +18,25 @@ from client.flower.apps import build
 from client.protocol.launch import free_ports, program
 
 ROOT = Path(__file__).resolve().parents[2]
+START = """
+from flwr.cli import local_superlink
+local_superlink.LOCAL_SUPERLINK_STARTUP_TIMEOUT = 240
+local_superlink._start_local_superlink()
+"""
 
 
 @contextlib.contextmanager
 def local_superlink() -> Iterator[dict[str, str]]:
-    """Environment of `flwr run . local`: the SuperLink that the first one starts, a daemon, ends with this."""
+    """Environment of `flwr run . local`: its SuperLink, a daemon, is there already, and ends with this.
+
+    `flwr` waits 15 s for it, which beside other work are too few, and leaves half a database.
+    """
     port, control = map(str, free_ports(2))
+    ports = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port, "FLWR_LOCAL_CONTROL_API_PORT": control}
     try:
-        yield {
-            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
-            "FLWR_LOCAL_CONTROL_API_PORT": control,
-        }
+        environment = {**os.environ, **ports}
+        subprocess.run([sys.executable, "-c", START], env=environment, check=True, timeout=300)
+        yield ports
     finally:
         for pid in superlinks(port):
             os.kill(pid, signal.SIGTERM)
