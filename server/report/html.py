@@ -17,7 +17,7 @@ from markupsafe import Markup
 from server.rendering import environment
 from server.report.inference import EXACT, Gain
 from server.report.methods import alone, baseline_name, spell
-from server.report.participation import MARK, worst
+from server.report.participation import MARK, part_of_results, worst
 from server.report.study import StudyResults
 
 
@@ -47,6 +47,7 @@ def report_environment() -> Environment:
         "alone": alone,
         "baseline_name": baseline_name,
         "mark": MARK,
+        "part_of_results": part_of_results,
         "worst": worst,
     }
     return templates

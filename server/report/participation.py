@@ -1,4 +1,4 @@
-"""Silos that took part in few of a run's rounds, so that their models and scores are old."""
+"""Silos that took part in few of a run's rounds, so that their scores are old; results that only some methods have."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from server.report.methods import spell
+from server.report.pairs import Pair, part_text
 from server.report.study import StudyResults
 
 # A silo that took part in fewer rounds than this share of the median silo's is marked
@@ -56,6 +57,15 @@ def mean_without(study: StudyResults, method: str, silos: Collection[str]) -> fl
         if known := [float(score) for score in kept if score is not None]:
             means.append(statistics.fmean(known))
     return statistics.fmean(means) if means else math.nan
+
+
+def part_of_results(study: StudyResults, method: str) -> str:
+    """Return of how many silos or seeds a method's means are, if of fewer than other methods'; else empty."""
+    scored = {
+        name: {pair for pair, tested in of.items() if not math.isnan(tested.score)}
+        for name, of in study.tests.items()
+    }
+    return part_text(scored.get(method, set()), set[Pair]().union(*scored.values()))
 
 
 def rounds_missed(rare: Mapping[str, Rounds]) -> str:

@@ -7,7 +7,6 @@ harm. Measured: docs/uncertainty.md, ``tests/server/report/test_registered.py``.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from server.report.inference import (
     with_interval,
 )
 from server.report.methods import spell
+from server.report.pairs import Pair, means_by_silo
 from server.report.participation import rounds_missed, seldom
 from server.report.study import StudyResults
 from server.results.registration import KeptStudy
@@ -101,24 +101,21 @@ def registered(study: StudyResults) -> Registered | None:
 
 def gains_of(study: StudyResults, analysis: Analysis, method: str) -> dict[str, float]:
     """Return each hospital's gain over the registered baseline: a mean over the registered seeds that have both."""
-    sides = [scores(study, analysis, name) for name in (method, analysis.baseline)]
-    sign = -1 if analysis.metric in LOSSES else 1
-    gains = dict[str, list[float]]()
-    for silo, seed in sorted(sides[0].keys() & sides[1].keys()):
-        gains.setdefault(silo, []).append(sign * (sides[0][silo, seed] - sides[1][silo, seed]))
-    return {silo: statistics.fmean(of_seeds) for silo, of_seeds in gains.items()}
+    gains = gains_by_seed(study, analysis, method)
+    return means_by_silo(gains, gains)
 
 
-def scores(
-    study: StudyResults, analysis: Analysis, method: str
-) -> dict[tuple[str, int], float]:
-    """Return a method's values of the registered metric by silo and seed, at the round that validation chose."""
+def gains_by_seed(study: StudyResults, analysis: Analysis, method: str) -> dict[Pair, float]:
+    """Return the gain of the registered metric by silo and seed, at the rounds that validation chose."""
     metric = "" if analysis.metric == SCORE else analysis.metric
+    mine, other = (
+        study.final_values(name, analysis.split, metric) for name in (method, analysis.baseline)
+    )
+    sign = -1 if analysis.metric in LOSSES else 1
     return {
-        (silo, seed): value
-        for seed, values in study.final_values(method, analysis.split, metric)
-        for silo, value in values.items()
-        if seed in analysis.seeds
+        pair: sign * (mine[pair] - other[pair])
+        for pair in mine.keys() & other.keys()
+        if pair[1] in analysis.seeds
     }
 
 

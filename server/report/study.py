@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,13 @@ from server.report.inference import (
     spread,
 )
 from server.report.methods import alone, baselines, exchanges, info_of, shared
+from server.report.pairs import Pair, shared_means
 from server.results.history import HEADER, History
 from server.results.reading import read_events, read_json, read_summary, which_of
 from server.results.registration import registration_of
 from server.results.run_directory import check_holds_run, read_toml
 from server.results.study import TUNING
-from server.results.summary import FinishedRun, compare, run_summary, values_by_round
+from server.results.summary import compare, unfinished_summary, values_by_round
 from strategies import strategies
 from strategies.base.settings import Value
 
@@ -67,33 +68,12 @@ class StudyResults:
                 r.silo and r.metric == self.task.score for r in self.history.of(*key)
             )
             if key not in self.finished and key[0] in strategies() and evaluated:
-                runs.append(self._read_unfinished(*key))
+                cap = float(self.config.get("weight-cap", 0))
+                runs.append(unfinished_summary(self.history, *key, self.task, cap))
         order = [*baselines(), *(name for name, _ in self.planned)]
         rank = {name: place for place, name in reversed(list(enumerate(order)))}
         runs.sort(key=lambda r: (rank.get(r["strategy"], math.inf), r["strategy"], r["seed"]))
         return compare(runs)
-
-    def _read_unfinished(self, strategy: str, seed: int) -> dict[str, Any]:
-        rows = self.history.of(strategy, seed)
-        silos: dict[str, dict[str, int]] = defaultdict(lambda: {"n_train": 0, "n_test": 0})
-        for row in rows:
-            if row.silo and row.split in ("train", "test") and row.n is not None:
-                silos[row.silo][f"n_{row.split}"] = row.n
-
-        def total(metric: str) -> float:
-            return sum(row.value for row in rows if row.metric == metric)
-
-        run = FinishedRun(
-            strategy=strategy,
-            seed=seed,
-            rounds=max(r.round for r in rows),
-            silos=silos,
-            total_bytes={key: int(total(f"bytes_{key}")) for key in ("down", "up")},
-            seconds={"total": total("round_seconds")},
-            weight_cap=float(self.config.get("weight-cap", 0)),
-            task=self.task,
-        )
-        return run_summary(self.history, run)
 
     @cached_property
     def finished(self) -> set[tuple[str, int]]:
@@ -275,23 +255,23 @@ class StudyResults:
         """The split on which the best method was chosen: ``val``, or ``test`` if no silo has validation data."""
         return "test" if self.rows.query("split == 'val'").value.isna().all() else "val"
 
-    def _score(self, method: str) -> float:
-        """Return the mean score at the final round over silos and seeds, on validation data if there are any."""
-        scores = [
-            statistics.fmean(values.values())
-            for _, values in self.final_values(method, self.chosen_on)
-            if values
-        ]
-        return statistics.fmean(scores) if scores else -1.0
+    @cached_property
+    def _scores(self) -> dict[str, float]:
+        """By candidate with a score on :attr:`chosen_on` its mean over silos and seeds (:func:`shared_means`)."""
+        return shared_means({m: self.final_values(m, self.chosen_on) for m in self.candidates})
 
-    def final_values(
-        self, method: str, split: str, metric: str = ""
-    ) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield each seed with the silos' scores, or another ``metric``, at the final round."""
+    def _score(self, method: str) -> float:
+        return self._scores.get(method, -math.inf)
+
+    def final_values(self, method: str, split: str, metric: str = "") -> dict[Pair, float]:
+        """Return by silo and seed the score, or another ``metric``, at the final round."""
+        values = dict[Pair, float]()
         for run in self.of(method):
             rows = self.history.of(method, run["seed"])
             which = split, info_of(method).reports, self.task.score, metric
-            yield run["seed"], values_by_round(rows, *which).get(run["final"]["round"], {})
+            here = values_by_round(rows, *which).get(run["final"]["round"], {})
+            values |= {(silo, run["seed"]): value for silo, value in here.items()}
+        return values
 
     @property
     def analysis(self) -> Analysis | None:
@@ -303,7 +283,7 @@ class StudyResults:
         """The method of the headline: the registered one, or the best with an exchange on :attr:`chosen_on`."""
         if self.analysis and self.analysis.method in self.methods:
             return self.analysis.method
-        return max(self._candidates, key=self._score, default=None)
+        return max(self.candidates, key=self._score, default=None)
 
     @property
     def headed(self) -> str:
@@ -313,11 +293,12 @@ class StudyResults:
     @cached_property
     def personalised(self) -> str | None:
         """The best method that ends with a model per silo."""
-        several_models = (m for m in self._candidates if not info_of(m).role.one_model)
+        several_models = (m for m in self.candidates if not info_of(m).role.one_model)
         return max(several_models, key=self._score, default=None)
 
     @property
-    def _candidates(self) -> list[str]:
+    def candidates(self) -> list[str]:
+        """The methods among which :attr:`best` is chosen: those with an exchange, without ``pooled``."""
         return [m for m in self.methods if exchanges(m) and not info_of(m).role.pooled]
 
     @cached_property

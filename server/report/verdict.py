@@ -29,7 +29,7 @@ from server.report.inference import (
 )
 from server.report.methods import alone
 from server.report.participation import Rounds, seldom, worst
-from server.report.sections.evidence import measurements_of, over_silos
+from server.report.sections.evidence import measurements_of, values_by_seed
 from server.report.sections.silos import held_out
 from server.report.study import StudyResults
 
@@ -140,7 +140,6 @@ def answer(study: StudyResults) -> Answer | None:
         return Answer(sentences("answer", found=gain_verdict), condition(gain_verdict))
     held = held_out(study)
     key, what = calibration_of(study)
-    mine, other = (over_silos(study, method, key) for method in (best, base))
     sentence = sentences(
         "answer",
         study=study,
@@ -155,7 +154,7 @@ def answer(study: StudyResults) -> Answer | None:
         ),
         what=what,
         calibration=compare_means(
-            [(abs(mine[s]), abs(other[s])) for s in sorted(mine.keys() & other.keys())],
+            distances(study, best, base, key),
             gain_verdict.compared,
             lambda value: number(value, 3),
         ),
@@ -180,6 +179,22 @@ def compare_means(
     mine, other = (show(statistics.fmean(side)) for side in zip(*pairs, strict=True))
     differences = [a - b for a, b in pairs] if mine != other else []
     return mine, other, over_hospitals(differences, methods).shown, len(pairs)
+
+
+def distances(
+    study: StudyResults, method: str, base: str, key: str
+) -> list[tuple[float, float]]:
+    """Return each hospital's distance from 0 of a value of the evidence, with both methods.
+
+    Means over the seeds that both have. Seeds with opposite signs do not cancel.
+    """
+    pairs = []
+    for silo in study.silos:
+        mine, other = (values_by_seed(study, name, silo, key) for name in (method, base))
+        if seeds := mine.keys() & other.keys():
+            each = (statistics.fmean(abs(of[seed]) for seed in seeds) for of in (mine, other))
+            pairs.append((next(each), next(each)))
+    return pairs
 
 
 def calibration_of(study: StudyResults) -> tuple[str, str]:

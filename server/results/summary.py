@@ -143,6 +143,32 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
     }
 
 
+def unfinished_summary(
+    history: History, strategy: str, seed: int, task: Task, weight_cap: float
+) -> dict[str, Any]:
+    """Return the entry of a run that began and did not end, of what its history holds."""
+    rows = history.of(strategy, seed)
+    silos: dict[str, dict[str, int]] = defaultdict(lambda: {"n_train": 0, "n_test": 0})
+    for row in rows:
+        if row.silo and row.split in ("train", "test") and row.n is not None:
+            silos[row.silo][f"n_{row.split}"] = row.n
+
+    def total(metric: str) -> float:
+        return sum(row.value for row in rows if row.metric == metric)
+
+    run = FinishedRun(
+        strategy=strategy,
+        seed=seed,
+        rounds=max(r.round for r in rows),
+        silos=silos,
+        total_bytes={key: int(total(f"bytes_{key}")) for key in ("down", "up")},
+        seconds={"total": total("round_seconds")},
+        weight_cap=weight_cap,
+        task=task,
+    )
+    return run_summary(history, run)
+
+
 def unlabelled_in(run: FinishedRun) -> dict[str, dict[str, list[str]]]:
     """Return ``unlabelled``: each label with the silos that lack it, whose scores leave it out; empty for none."""
     lacking = dict[str, list[str]]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,15 +47,27 @@ HEADS = {
 }
 
 
-def value(study: StudyResults, method: str, silo: str, key: str) -> float:
-    """Return a value of a silo's evidence, mean over seeds; ``nan`` if no seed has it."""
-    each = [r["per_silo"].get(silo, {}) for r in study.of(method)]
-    values_of_seeds = [
-        finite_or_nan(values.get(key, values.get("evidence", {}).get(key))) for values in each
-    ]
-    return (
-        statistics.fmean(v) if (v := [v for v in values_of_seeds if not math.isnan(v)]) else NAN
-    )
+def values_by_seed(study: StudyResults, method: str, silo: str, key: str) -> dict[int, float]:
+    """Return a value of a silo's evidence by seed, for the seeds that have it."""
+    each = {r["seed"]: r["per_silo"].get(silo, {}) for r in study.of(method)}
+    values = {
+        seed: finite_or_nan(of.get(key, of.get("evidence", {}).get(key)))
+        for seed, of in each.items()
+    }
+    return {seed: v for seed, v in values.items() if not math.isnan(v)}
+
+
+def value(
+    study: StudyResults, method: str, silo: str, key: str, beside: Sequence[str] = ()
+) -> float:
+    """Return a value of a silo's evidence, mean over seeds; ``nan`` if no seed has it.
+
+    The seeds are those that the methods ``beside`` it have, too; all of its own if they share none.
+    """
+    mine = values_by_seed(study, method, silo, key)
+    others = (values_by_seed(study, other, silo, key) for other in beside)
+    seeds = set(mine).intersection(*(theirs for theirs in others if theirs)) or mine
+    return statistics.fmean(mine[seed] for seed in seeds) if seeds else NAN
 
 
 def lists(study: StudyResults, method: str, silo: str) -> Mapping[str, Any]:
@@ -76,17 +89,15 @@ def keys_of(study: StudyResults) -> list[str]:
     ]
 
 
-def over_silos(study: StudyResults, method: str, key: str) -> dict[str, float]:
-    """Return a value of the evidence by silo, for the silos that have it."""
-    by_silo = {silo: value(study, method, silo, key) for silo in study.silos}
-    return {silo: v for silo, v in by_silo.items() if not math.isnan(v)}
-
-
 def evidence_that_left(study: StudyResults) -> list[str]:
     """Return the names of the evidence that silos have sent; subgroups, which silos name, are one entry."""
     names = {
         *keys_of(study),
-        *(key for key in CALIBRATION for m in study.methods if over_silos(study, m, key)),
+        *(
+            key
+            for key, m, silo in itertools.product(CALIBRATION, study.methods, study.silos)
+            if values_by_seed(study, m, silo, key)
+        ),
     }
     return sorted(
         {"subgroups" if name.startswith(PREFIX) else split_name(name)[1] for name in names}
@@ -132,7 +143,10 @@ def evidence_section(study: StudyResults) -> Markup:
         methods=methods,
         head=["Hospital", *(["Measurement"] if measured[0] else []), *columns],
         rows=[
-            (*pair, list(zip(*(texts_of(study, m, *pair) for m in methods), strict=True)))
+            (
+                *pair,
+                list(zip(*(texts_of(study, m, *pair, methods) for m in methods), strict=True)),
+            )
             for pair in pairs
         ],
         name_of=name_of,
@@ -174,20 +188,25 @@ def name_of(prefix: str) -> str:
     return prefix.removeprefix(MEASUREMENT).removesuffix(".")
 
 
-def texts_of(study: StudyResults, method: str, silo: str, prefix: str) -> list[str]:
-    """Return a method's values in a silo's row; measurements in the label's unit."""
+def texts_of(
+    study: StudyResults, method: str, silo: str, prefix: str, beside: Sequence[str]
+) -> list[str]:
+    """Return a method's values in a silo's row (:func:`value`); measurements in the label's unit."""
     evidence, task = lists(study, method, silo), study.task.name
+
+    def mean(key: str) -> float:
+        return value(study, method, silo, key, beside)
+
     if task == "segmentation":
-        return [percent(value(study, method, silo, "dice_worst_decile"))]
+        return [percent(mean("dice_worst_decile"))]
     if task != "regression":
         sets = evidence.get("conformal_sets")
-        texts = [number(value(study, method, silo, key), digits) for key, _, digits in COLUMNS]
+        texts = [number(mean(key), digits) for key, _, digits in COLUMNS]
         return [*texts, "–" if sets is None else f"{percent(sets[5], 0)} %, {sets[6]:.2f}"]
     between = evidence.get(f"{prefix}agreement")
     sets = evidence.get(f"{prefix}conformal_intervals")
     slope, intercept, difference = (
-        value(study, method, silo, f"{prefix}calibration_{key}")
-        for key in ("slope", "intercept", "in_the_large")
+        mean(f"{prefix}calibration_{key}") for key in ("slope", "intercept", "in_the_large")
     )
     return [
         number(slope, 2),

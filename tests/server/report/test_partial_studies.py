@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from studies import BETTER, SIX, changed, conditions, plain, planted, said
+from studies import BETTER, SIX, changed, checked, conditions, make_run, plain, planted, said
 
 from server.report.head import headline
 from server.report.sections.privacy import privacy_rows
+from server.report.study import StudyResults
+from server.report.write import silo_table
 from server.results.history import History, Row
 
 NONE = math.nan
@@ -118,3 +120,65 @@ def test_calibration_of_several_measurements_was_measured(tmp_path):
         "calibration: not shown, each measurement has its own (evidence per hospital)"
         in said(study)
     )
+
+
+GONE = (NONE,) * 3
+ONE_SEED = {
+    "local": [(0.6, 0.3, 0.3)] * 3,
+    "fedavg": [(0.8,) * 3, (0.5,) * 3, (0.5,) * 3],
+    "apple": [(0.7,) * 3, GONE, GONE],
+}
+
+
+@pytest.mark.parametrize(
+    ("test", "seeds", "best", "partial"),
+    [
+        (
+            {
+                "local": (0.9, 0.9, 0.3),
+                "fedavg": (0.88, 0.88, NONE),
+                "apple": (0.92, 0.92, 0.35),
+            },
+            (42,),
+            "apple",
+            ("FedAvg", "88.0", "2 of 3 hospitals"),
+        ),
+        (ONE_SEED, (1, 2, 3), "fedavg", ("APPLE", "70.0", "1 of 3 seeds")),
+    ],
+)
+def test_no_method_is_best_for_want_of_a_weak_hospital_or_seed(
+    tmp_path, test, seeds, best, partial
+):
+    study = StudyResults(make_run(tmp_path / "run", test, seeds=seeds, validation=None))
+    method, mean, part = partial
+    assert study.best == best and f"{mean}{part}" in checked(study.path).text
+    assert f"\n{method}: the mean is over {part}" in silo_table(study)
+
+
+def test_a_method_without_a_score_is_not_chosen(tmp_path):
+    """An R² may be far below -1."""
+    test = {"local": (0.5,) * 3, "apple": GONE, "fedavg": (0.5,) * 3}
+    validation = {"local": 0.1, "apple": 0.5, "fedavg": -1.4}
+    assert (
+        StudyResults(make_run(tmp_path / "run", test, validation=validation)).best == "fedavg"
+    )
+
+
+@pytest.mark.parametrize(
+    ("local", "apple", "expected"),
+    [
+        # The seed that only APPLE has is the easier one
+        ((0.2, None), (0.2, 0.1), "no difference is shown (Brier score 0.200, 0.200 alone)"),
+        # A mean of signed differences would be 0
+        ((0.1, 0.1), (0.5, -0.5), "worse (Brier score 0.500, 0.100 alone)"),
+    ],
+)
+def test_calibration_is_compared_seed_by_seed(tmp_path, local, apple, expected):
+    def measured(content):
+        for run in content["runs"]:
+            each = local if run["strategy"] == "local" else apple
+            for values in run["per_silo"].values():
+                values["brier"] = each[run["seed"] - 1]
+
+    study = planted(tmp_path / "run", (SIX,) * 2, (BETTER,) * 2, seeds=(1, 2))
+    assert f"calibration: {expected}" in said(changed(study, measured))
