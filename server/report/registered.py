@@ -1,8 +1,9 @@
 """What a study registered before its runs: its comparison, tested at 5 %, and every deviation from it.
 
 One 95 % interval decides between gain, loss and equivalence, so a wrong one of them needs an interval that misses the
-truth: in at most 5 of 100 studies. Secondary methods share another 5 %, and so do the hospitals that are searched for
-harm. Measured: docs/uncertainty.md, ``tests/server/report/test_registered.py``.
+truth: in at most 5 of 100 studies. As for every mean gain of the report, the interval without the hospitals that took
+part in few rounds must decide so, too. Secondary methods share another 5 %, and so do the hospitals that are searched
+for harm. Measured: docs/uncertainty.md, ``tests/server/report/test_registered.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from client.protocol.study import Analysis, StudyProtocol, study_setting_faults
 from models.metrics import LOSSES
 from server.report.html import hospitals_of
 from server.report.inference import (
+    UNKNOWN,
     Gain,
     Interval,
     over_hospitals,
@@ -25,8 +27,9 @@ from server.report.inference import (
 )
 from server.report.methods import spell
 from server.report.pairs import Pair, means_by_silo
-from server.report.participation import rounds_missed, seldom
+from server.report.participation import Rounds, rounds_missed, seldom
 from server.report.study import StudyResults
+from server.report.verdict import rests_on_few
 from server.results.registration import KeptStudy
 from server.results.study import study_runs
 
@@ -41,12 +44,20 @@ EQUIVALENT, GAIN, LOSS, INCONCLUSIVE, UNTESTED = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """One registered comparison: the mean gain, what follows from its interval, and the hospitals behind it."""
+    """One registered comparison: the mean gain, what follows from its interval, and the hospitals behind it.
+
+    ``rare``: those of them that took part in few rounds; ``without``: the mean without them; ``both``: the mean with
+    the interval that holds both intervals, which concludes. ``why``: the reason if the rare ones leave it inconclusive.
+    """
 
     method: str
     gain: Gain
+    both: Gain
     conclusion: str
     hospitals: int
+    rare: Mapping[str, Rounds]
+    without: Gain | None
+    why: str
 
 
 @dataclass(frozen=True)
@@ -124,19 +135,42 @@ def compare_registered(
 ) -> Comparison:
     """Return a registered comparison; ``among``: comparisons that share the 5 %."""
     gains = gains_of(study, analysis, method)
-    if analysis.estimand == "patient":
-        patients = {
-            row.silo: row.n
-            for run in study.of(method)
-            for row in study.history.of(method, run["seed"])
-            if row.split == analysis.split and row.n
-        }
-        gain = over_patients(
-            [*gains.values()], [patients.get(silo, 0) for silo in gains], among
-        )
-    else:
-        gain = over_hospitals([*gains.values()], among)
-    return Comparison(method, gain, conclude(gain, analysis.smallest_effect / 100), len(gains))
+    missed = seldom(study, [method, analysis.baseline])
+    rare = {silo: rounds for silo, rounds in missed.items() if silo in gains}
+    often = {silo: value for silo, value in gains.items() if silo not in rare}
+    gain = registered_mean(study, analysis, method, gains, among)
+    without = registered_mean(study, analysis, method, often, among) if rare else None
+    both = joint(gain, without) if without else gain
+    effect = analysis.smallest_effect / 100
+    alone, conclusion = conclude(gain, effect), conclude(both, effect)
+    why = ""
+    if alone not in (UNTESTED, INCONCLUSIVE) and conclusion in (UNTESTED, INCONCLUSIVE):
+        why = rests_on_few(len(gains), len(rare))
+    if alone != UNTESTED and conclusion == UNTESTED:
+        conclusion = INCONCLUSIVE
+    return Comparison(method, gain, both, conclusion, len(gains), rare, without, why)
+
+
+def registered_mean(
+    study: StudyResults, analysis: Analysis, method: str, gains: Mapping[str, float], among: int
+) -> Gain:
+    """Return the mean of hospitals' gains as the study registered it, over hospitals or patients."""
+    if analysis.estimand == "hospital":
+        return over_hospitals([*gains.values()], among)
+    patients = {
+        row.silo: row.n
+        for run in study.of(method)
+        for row in study.history.of(method, run["seed"])
+        if row.split == analysis.split and row.n
+    }
+    return over_patients([*gains.values()], [patients.get(silo, 0) for silo in gains], among)
+
+
+def joint(gain: Gain, other: Gain) -> Gain:
+    """Return a gain with the interval that holds both; unknown if one is."""
+    lows, highs = zip(gain.interval, other.interval, strict=True)
+    known = gain.has_interval and other.has_interval
+    return Gain(gain.mean, (min(lows), max(highs)) if known else UNKNOWN)
 
 
 def conclude(gain: Gain, effect: float) -> str:
@@ -193,15 +227,32 @@ def deviations(
 
 
 def _missing(study: StudyResults, protocol: StudyProtocol, analysis: Analysis) -> Iterator[str]:
-    gains = gains_of(study, analysis, analysis.method)
-    if not gains:
-        yield f"No hospital has sent {analysis.metric} on {analysis.split} data for both methods"
-    elif missing := sorted({*study.silos, *protocol.training_peers} - gains.keys()):
-        yield f"Not in the mean, without {analysis.metric} for both methods: {', '.join(missing)}"
+    for method in (analysis.method, *analysis.secondary):
+        yield from _missing_gains(study, protocol, analysis, method)
     if len(study.silos) < protocol.participants:
         yield f"{hospitals_of(len(study.silos))} took part, at least {protocol.participants} were to train"
-    if rare := seldom(study, [analysis.method, analysis.baseline]):
+    if rare := seldom(study, analysis.methods):
         yield rounds_missed(rare)
+
+
+def _missing_gains(
+    study: StudyResults, protocol: StudyProtocol, analysis: Analysis, method: str
+) -> Iterator[str]:
+    """Yield the hospitals that a comparison has without a seed, or without any."""
+    gains = gains_by_seed(study, analysis, method)
+    both = f"{analysis.metric} for {spell(method)} and {spell(analysis.baseline)}"
+    if not gains:
+        yield f"No hospital has sent {both} on {analysis.split} data"
+        return
+    silos = {silo for silo, _ in gains}
+    if missing := sorted({*study.silos, *protocol.training_peers} - silos):
+        yield f"Not in the mean, without {both}: {', '.join(missing)}"
+    for seed in analysis.seeds:
+        lacking = sorted(silo for silo in silos if (silo, seed) not in gains)
+        ran = {(method, seed), (analysis.baseline, seed)} <= study.finished
+        # A whole seed of a run that did not finish has its own sentence
+        if lacking and (ran or len(lacking) < len(silos)):
+            yield f"Not in the mean of seed {seed}, without {both}: {', '.join(lacking)}"
 
 
 def _settings(study: StudyResults, protocol: StudyProtocol) -> Iterator[str]:

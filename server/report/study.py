@@ -263,6 +263,12 @@ class StudyResults:
     def _score(self, method: str) -> float:
         return self._scores.get(method, -math.inf)
 
+    @property
+    def chosen_among(self) -> int:
+        """Number of methods among which :attr:`chosen_on` has chosen :attr:`best`; 1 if it is registered."""
+        registered = self.analysis and self.analysis.method == self.best
+        return 1 if registered else max(1, len(self._scores))
+
     def final_values(self, method: str, split: str, metric: str = "") -> dict[Pair, float]:
         """Return by silo and seed the score, or another ``metric``, at the final round."""
         values = dict[Pair, float]()

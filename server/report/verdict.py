@@ -110,8 +110,11 @@ def reason(silos: int, rare: int, gain: Gain) -> str:
     """Return the reason why neither a gain nor a loss is shown: the interval, or why it does not count."""
     if silos < HOSPITALS_NEEDED:
         return f"an interval needs {HOSPITALS_NEEDED} hospitals"
-    if not gain.shown:
-        return between(gain)
+    return rests_on_few(silos, rare) if gain.shown else between(gain)
+
+
+def rests_on_few(silos: int, rare: int) -> str:
+    """Return why an interval over all silos does not count, if it is not confirmed without the rare ones."""
     if silos - rare < HOSPITALS_NEEDED:
         return f"only {hospitals_of(silos - rare)} took part in enough rounds, {HOSPITALS_NEEDED} are needed"
     return "it rests on hospitals that took part in few rounds"
@@ -224,5 +227,4 @@ def condition(gain_verdict: GainVerdict) -> str:
         ran=sorted(
             {r["rounds"] for m in (gain_verdict.method, gain_verdict.base) for r in study.of(m)}
         ),
-        chosen=sum(method != alone() for method in study.methods),
     )

@@ -266,6 +266,13 @@ def test_the_condition(tmp_path):
     assert conditions(study) == (
         "Drawn from 6 hospitals, each tested on its own samples; the hospitals' own data; 2 rounds; 1 seed."
     )
+    test = dict.fromkeys(("local", "fedavg", "apple", "pooled"), (0.5,) * 3)
+    study = StudyResults(
+        make_run(tmp_path / "pooled", test, validation=dict.fromkeys(test, 0.5))
+    )
+    assert conditions(study).endswith(
+        "chosen among 2 on validation data."
+    )  # pooled is no candidate
 
 
 def test_intervals_of_hospitals_are_statsmodels():

@@ -69,8 +69,8 @@ def run_of(path, text, fedavg=FEDAVG, apple=APPLE, seeds=(1, 2), **options):
     test = {"fedavg": [fedavg] * len(seeds), "apple": [apple] * len(seeds)}
     test |= options.pop("more", {})
     options.setdefault("counts", COUNTS)
-    validation = dict.fromkeys(test, 0.5)
-    make_run(path, test, seeds=seeds, validation=validation, **options)
+    options.setdefault("validation", dict.fromkeys(test, 0.5))
+    make_run(path, test, seeds=seeds, **options)
     (path / STUDY).write_text(sign_study(text, new_key()))
     return StudyResults(path)
 
@@ -182,6 +182,14 @@ def test_a_registered_gain_is_the_headline(tmp_path):
     assert f"SHA-256 {study.registration.study.digest}, signed by SHA256:" in text
 
 
+@pytest.mark.parametrize("validation", [{"local": 0.5, "fedavg": 0.5, "apple": 0.6}, None])
+def test_a_registered_method_was_not_chosen(tmp_path, validation):
+    local = {"local": [tuple(v - 0.1 for v in SIX)] * 2}
+    text = protocol(baseline='"local"')
+    study = run_of(tmp_path / "run", text, more=local, validation=validation)
+    assert not re.search("was chosen|chose the method", words(study))
+
+
 def test_without_an_analysis_nothing_was_registered(tmp_path):
     path = make_run(tmp_path / "run", config={"study": "heart"})
     assert "Not registered in advance (the run has the name of the study heart, not" in words(
@@ -217,7 +225,7 @@ def test_every_deviation_is_named(tmp_path):
         "APPLE, seed 1, has 3 rounds, not 2",
         "Run in addition: Local",
         "Run in addition: seeds 3",
-        "without score for both methods: h1",
+        "without score for APPLE and FedAvg: h1",
         "6 hospitals took part, at least 8",
         "has learning-rate = 0.01, the run 0.2",
     ):
@@ -229,6 +237,32 @@ def test_every_deviation_is_named(tmp_path):
     assert found.primary.conclusion == "not tested" and found.primary.hospitals == 5
 
 
+def test_a_hospital_without_a_seed_is_a_deviation(tmp_path):
+    found = registered(
+        run_of(tmp_path / "run", protocol(), more={"apple": [APPLE, (math.nan, *APPLE[1:])]})
+    )
+    assert found is not None and found.deviations == [
+        "Not in the mean of seed 2, without score for APPLE and FedAvg: h1"
+    ]
+
+
+def test_a_registered_gain_that_rests_on_hospitals_seldom_there_is_inconclusive(tmp_path):
+    gains = (0.2, 0.21, 0.19, 0.2, 0.01, -0.01, 0.0, -0.02)
+    study = run_of(
+        tmp_path / "run",
+        protocol(rounds="20").replace("rounds = 2\n", "rounds = 20\n"),
+        fedavg=(0.6,) * 8,
+        apple=tuple(0.6 + gain for gain in gains),
+        counts={f"h{k}": 200 for k in range(8)},
+        rounds=20,
+        away=dict.fromkeys(("h0", "h1", "h2", "h3"), 2),
+    )
+    why = "only 4 hospitals took part in enough rounds, 6 are needed"
+    sentence = headline(study)[0]
+    assert f"inconclusive ({why})" in sentence and 'class="not-shown"' in sentence
+    assert f"(h0, h1, h2, h3): −0.5 points. Inconclusive: {why}." in words(study)
+
+
 def test_another_metric_is_tested_from_the_history_or_not_at_all(tmp_path):
     text = protocol(metric='"auc"').replace('metrics = ["loss", "score"]', 'metrics = ["auc"]')
     study = run_of(tmp_path / "run", text)
@@ -236,7 +270,7 @@ def test_another_metric_is_tested_from_the_history_or_not_at_all(tmp_path):
     assert (
         found is not None and found.primary.conclusion == "not tested" and not found.harm.known
     )
-    assert "No hospital has sent auc on test data for both methods" in found.deviations
+    assert "No hospital has sent auc for APPLE and FedAvg on test data" in found.deviations
     assert "not tested; no hospital has an interval of auc" in words(study)
     for file in (study.path / "history.csv",):
         lines = file.read_text().splitlines()
