@@ -69,11 +69,13 @@ def values_of(survey: Surveyed) -> dict[str, Any]:
 
 
 def nothing_found(survey: Surveyed) -> str:
-    """Return the text for no findings; with too few hospitals, or in a sum, nothing was compared."""
+    """Return the text for no findings; with too few hospitals or values, or in a sum, nothing was compared."""
     if survey.summed:
         return "nothing was compared: a sum shows no single hospital"
     if len(survey.answers) <= OTHERS:
         return f"nothing was compared: it takes {OTHERS + 1} hospitals, for one is held against {OTHERS} others or more"
+    if not survey.compared:
+        return f"nothing was compared: no column has values of {OTHERS + 1} hospitals or more"
     return "nothing odd is found in one hospital alone"
 
 

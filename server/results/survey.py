@@ -1,7 +1,7 @@
-"""Results of a survey of the silos' data: its files, what is odd in one hospital, and units that are often confused.
+"""Results of a survey of the silos' data: its files, and what is odd in one hospital.
 
 A hospital is compared with the median of the others, so at least two others are needed. Hospitals differ: a finding is
-a reason to check, and nothing is corrected. The thresholds are constants here, the units in ``units.toml``.
+a reason to check, and nothing is corrected. The thresholds are constants here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -24,77 +23,8 @@ from partitions.common.files import write_atomically
 from partitions.common.names import Names, guard_formula
 from server.results.history import csv_text
 from server.results.survival import Curve, LogRank, kaplan_meier, log_rank, survival_rows
+from server.results.units import conversion, known_ratio
 from strategies.base.survey import PARTS, Answer
-
-NEAR = 1.15  # a ratio of means within this factor of a known one matches it
-
-
-class Factor(NamedTuple):
-    """Conversion ``unit`` = ``times`` * ``other`` (+ ``plus``), for columns whose name contains one of ``words``.
-
-    Without words it applies to every column.
-    """
-
-    times: float
-    unit: str
-    other: str
-    words: tuple[str, ...] = ()
-    plus: float = 0.0
-
-    def named_in(self, column: str) -> bool:
-        """Return whether a column's name has one of the words."""
-        return any(word in column.lower() for word in self.words)
-
-
-UNITS = tomllib.loads(Path(__file__).with_name("units.toml").read_text("utf-8"))
-FACTORS = [
-    Factor(**factor, words=tuple(group.get("words", ())))
-    for group in UNITS["columns"]
-    for factor in group["factors"]
-]
-
-
-def known_ratio(ratio: float, column: str) -> tuple[str, float]:
-    """Return a phrase for the units with this ratio (own values to the others') and their factor; empty: none."""
-    matches: list[tuple[bool, float, str, float]] = []
-    for factor in FACTORS:
-        named = factor.named_in(column)
-        if factor.plus or (factor.words and not named):
-            continue
-        for times, here, theirs in (
-            (factor.times, factor.unit, factor.other),
-            (1 / factor.times, factor.other, factor.unit),
-        ):
-            distance = abs(math.log(ratio / times))
-            if distance <= math.log(NEAR):
-                matches.append(
-                    (not named, distance, f"{here} against {theirs} is {times:.4g}", times)
-                )
-    return min(matches)[2:] if matches else ("", ratio)
-
-
-def conversion(
-    mean: float, sd: float, of: float, spread: float, column: str
-) -> tuple[str, float, float] | None:
-    """Return a phrase for the units, factor and offset that make the others' values of this hospital's.
-
-    None unless ``mean`` and ``sd`` are nearer to ``of`` and ``spread`` in another affine unit than as they are.
-    """
-    for factor in (here for here in FACTORS if here.plus and here.named_in(column)):
-        times, plus = factor.times, factor.plus
-        for here, theirs, back, offset in (  # theirs = back * own + offset
-            (factor.unit, factor.other, 1 / times, -plus / times),
-            (factor.other, factor.unit, times, plus),
-        ):
-            apart = abs(back * mean + offset - of)
-            if (
-                apart <= 2 * spread
-                and back * sd <= 3 * spread
-                and apart < back * abs(mean - of)
-            ):
-                return f"{here} against {theirs}", back, offset
-    return None
-
 
 OTHERS = 2  # minimum number of other hospitals to compare with
 RATIO = 2.0  # ratio of means, in either direction, from which a different unit is likely
@@ -123,31 +53,49 @@ def findings(
 ) -> list[Finding]:
     """Return all findings: first silos without a survey, then column by column."""
     every = [Finding(silo, "", "no survey", why, "") for silo, why in without.items()]
-    for part in ("columns", "labels"):
-        names = dict.fromkeys(name for answer in answers.values() for name in answer[part])
-        for name in names:
-            items = {
-                silo: (answer["n"], answer[part][name])
-                for silo, answer in answers.items()
-                if name in answer[part]
-            }
-            every += _find_lacking(name, items, answers) if len(items) < len(answers) else []
-            seen = [*_compare(name, items)]
-            # Beside a hospital in another unit, two that agree seem shifted from the median of both
-            if odd := tuple(of.silo for of in seen if of.kind == "unit"):
-                seen = [of for of in seen if of.kind != "shift"]
-                seen += [of for of in _compare(name, items, odd) if of.kind == "shift"]
-            every += seen
+    for name, items in _columns(answers):
+        every += _find_lacking(name, items, answers) if len(items) < len(answers) else []
+        seen = [*_compare(name, items)]
+        # Beside a hospital in another unit, two that agree seem shifted from the median of both
+        if odd := tuple(of.silo for of in seen if of.kind == "unit"):
+            seen = [of for of in seen if of.kind != "shift"]
+            seen += [of for of in _compare(name, items, odd) if of.kind == "shift"]
+        every += seen
     return every
+
+
+def _columns(answers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each column's and label's name, with the patients and the values of the silos that have it."""
+    for part in ("columns", "labels"):
+        for name in dict.fromkeys(name for answer in answers.values() for name in answer[part]):
+            yield (
+                name,
+                {
+                    silo: (answer["n"], answer[part][name])
+                    for silo, answer in answers.items()
+                    if name in answer[part]
+                },
+            )
 
 
 def _compare(name: str, items: Mapping[str, Any], odd: Names = ()) -> Iterator[Finding]:
     """Yield at most one finding for each silo's column, against those of the others without the odd ones."""
+    for silo, texts in _comparisons(name, items, odd):
+        for of_column in itertools.islice(filter(None, texts), 1):
+            yield Finding(silo, name, *of_column)
+
+
+Texts = tuple[str, str, str]
+
+
+def _comparisons(
+    name: str, items: Mapping[str, Any], odd: Names = ()
+) -> Iterator[tuple[str, Iterator[Texts | None]]]:
+    """Yield each silo whose column has enough others, with :func:`_of_column`."""
     for silo, (n, item) in items.items():
         others = [other for this, other in items.items() if this not in (silo, *odd)]
         if len(others) >= OTHERS:
-            for texts in itertools.islice(_of_column(name, n, item, others), 1):
-                yield Finding(silo, name, *texts)
+            yield silo, _of_column(name, n, item, others)
 
 
 def _find_lacking(
@@ -162,14 +110,17 @@ def _find_lacking(
     return [Finding(silo, name, "no such column", why, look) for silo in lacking]
 
 
-Texts = tuple[str, str, str]
 Others = Sequence[tuple[int, Mapping[str, Any]]]
 
 
-def _of_column(name: str, n: int, item: Mapping[str, Any], others: Others) -> Iterator[Texts]:
-    """Yield the anomalies of this hospital's column, the likeliest first."""
+def _of_column(
+    name: str, n: int, item: Mapping[str, Any], others: Others
+) -> Iterator[Texts | None]:
+    """Yield the anomalies of this hospital's column, the likeliest first; None for each comparison that was made."""
     here, rest = share(n, item), [other for _, other in others]
     there = [s for k, other in others if (s := share(k, other)) is not None]
+    if here is not None and there:
+        yield None
     if here is not None and here >= ALMOST_ALL and there and median(there) <= FEW:
         what = f"{here:.0%} of its values are missing, elsewhere {median(there):.0%}"
         yield "missing", what, f'`from` (or --map) and `gaps` of the column "{name}"'
@@ -179,6 +130,7 @@ def _of_column(name: str, n: int, item: Mapping[str, Any], others: Others) -> It
         return
     known_ones = [other for other in rest if "mean" in other]
     if "mean" in item and len(known_ones) >= OTHERS:
+        yield None
         yield from _of_numbers(name, item, known_ones)
     yield from _of_cells(name, item, rest)
 
@@ -221,7 +173,7 @@ def _of_numbers(
 
 def _of_cells(
     name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
-) -> Iterator[Texts]:
+) -> Iterator[Texts | None]:
     """Yield a finding if nearly all values lie at one end of the range, unlike at the other hospitals."""
     here = shares(item)
     there = [
@@ -231,6 +183,7 @@ def _of_cells(
     ]
     if not here or len(there) < OTHERS or len(here) != BINS:
         return
+    yield None
     for end, place in (("lower", 0), ("upper", -1)):
         elsewhere = median(s[place] for s in there)
         if here[place] >= EDGE and elsewhere <= 1 - EDGE:
@@ -252,12 +205,13 @@ def shares(item: Mapping[str, Any]) -> list[float]:
 
 def _of_category(
     name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
-) -> Iterator[Texts]:
+) -> Iterator[Texts | None]:
     """Yield a finding if a category seems to have another code: two are exchanged, or a common one is missing."""
     levels, here = item["levels"], shares(item)
     there = [s for other in others if (s := shares(other)) and other.get("levels") == levels]
     if not here or len(there) < OTHERS:
         return
+    yield None
     usual = [median(each) for each in zip(*there, strict=True)]
     usual = [value / sum(usual) for value in usual] if sum(usual) else usual
     look = f'`values` (or --codes) of "{name}", without its old fill-value'
@@ -310,6 +264,16 @@ class Surveyed:
     @property
     def findings(self) -> list[Finding]:
         return findings({} if self.summed else self.answers, self.without)
+
+    @property
+    def compared(self) -> bool:
+        """Whether a value of one hospital was compared with others'."""
+        each = (
+            texts
+            for name, items in _columns(self.answers)
+            for _, texts in _comparisons(name, items)
+        )
+        return not self.summed and any(True for texts in each for _ in texts)
 
     @property
     def curves(self) -> dict[str, Curve]:

@@ -13,7 +13,8 @@ from tiny import json_of, random_silos
 from models.evidence.survey import BINS, MISSING
 from server.cli.main import main
 from server.report.survey import survey_text
-from server.results.survey import FACTORS, Surveyed, findings, known_ratio, read_survey
+from server.results.survey import Surveyed, findings, read_survey
+from server.results.units import FACTORS, known_ratio
 from server.run.withdrawal import withdraw
 
 
@@ -56,6 +57,12 @@ def test_two_hospitals_are_not_called_alike(surveyed):
     assert survey_text(few)[-1].startswith("nothing was compared: it takes 3 hospitals")
     alike = Surveyed({name: answers[name] for name in ("a", "b", "c")})
     assert survey_text(alike)[-1] == "nothing odd is found in one hospital alone"
+    withheld = {
+        "age": {"kind": "number", MISSING: None, "cells": [None] * BINS, "range": [0, 9]}
+    }
+    for columns in (withheld, {}):
+        silent = {name: {"n": 50, "columns": columns, "labels": {}} for name in "abc"}
+        assert survey_text(Surveyed(silent))[-1].startswith("nothing was compared: no column")
 
 
 def test_each_fault_is_named_once_and_nothing_else(surveyed):
