@@ -158,8 +158,9 @@ def outcome(run: dict[str, Any]) -> str:
         return f"{run['rounds']} rounds, nothing evaluated"
     when = round_name(final["round"], run["rounds"])
     when = when if when.startswith("after") else f"at {when}"
+    scored = sum(silo[score] is not None for silo in run["per_silo"].values())
     return (
-        f"{score} {final[f'{score}_mean']:.4f}, the mean of {len(run['silos'])} silos' test parts "
+        f"{score} {final[f'{score}_mean']:.4f}, the mean of {scored} silos' test parts "
         f"{when} ({run['reports']} model; best of all rounds {run['bmcta']:.4f})"
         + (f"; {why}" if (why := early_stop(run)) else "")
     )

@@ -23,11 +23,12 @@ from server.simulation.engine import InProcessGrid, flower_identity
 from server.simulation.simulate import run_all, silos_shown
 from strategies.base.run_settings import parse_settings
 
-RUN = {"silos": ["a", "b"], "rounds": 3, "bmcta": 0.75, "reports": "personal"}
+RUN = {"silos": ["a", "b", "c"], "rounds": 3, "bmcta": 0.75, "reports": "personal"}
 
 
 def test_a_run_is_about_the_score_of_its_task():
-    run = {**RUN, "score": "auc", "final": {"round": 2, "auc_mean": 0.25}}
+    per_silo = {"a": {"auc": 0.25}, "b": {"auc": 0.25}, "c": {"auc": None}}
+    run = {**RUN, "score": "auc", "final": {"round": 2, "auc_mean": 0.25}, "per_silo": per_silo}
     assert outcome(run).startswith("auc 0.2500, the mean of 2 silos' test parts at round 2")
     assert (
         outcome({**run, "final": {"round": None, "auc_mean": None}})
