@@ -136,7 +136,7 @@ def tuning_section(study: StudyResults) -> Markup:
         searches=searches,
         methods=methods,
         private=any(search["privacy"] for search in searches),
-        equal=len({frozenset(cost["rounds"]) for cost in costs.values()}) == 1,
+        equal=len({tuple(sorted(cost["rounds"])) for cost in costs.values()}) == 1,
         totals={m: {key: each.sum() for key, each in costs[m].items()} for m in methods},
         scores={m: (statistics.fmean(each), spread(each)) for m, each in scores.items()},
     )

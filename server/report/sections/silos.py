@@ -66,6 +66,7 @@ def silos_section(study: StudyResults) -> Markup:
         best=study.headed,
         figure=in_widths(gains, study) if study.scored(methods) else None,
         gained=gained,
+        compared=sum(not math.isnan(gain.mean) for gain in gained.values()),
         lose={silo: gain for silo, gain in gained.items() if gain.sign < 0},
         few=MOST_LOSERS,
         small=SMALL,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 from studies import BETTER, SIX, changed, checked, conditions, make_run, plain, planted, said
 
+from server.report.checklist import known_of
 from server.report.head import headline
+from server.report.sections.methods import tuning_section
 from server.report.sections.privacy import privacy_rows
 from server.report.study import StudyResults
 from server.report.write import silo_table
 from server.results.history import History, Row
+from server.results.study import TUNING
 
 NONE = math.nan
 
@@ -162,6 +166,53 @@ def test_a_method_without_a_score_is_not_chosen(tmp_path):
     assert (
         StudyResults(make_run(tmp_path / "run", test, validation=validation)).best == "fedavg"
     )
+
+
+@pytest.mark.parametrize(
+    ("local", "lead", "without"),
+    [
+        ((0.5, NONE, NONE), "No hospital has a score with both APPLE and Local.", "a"),
+        (
+            (NONE, NONE, 0.3),
+            "Both scores are known of 1 of 3 hospitals; none of these scores lower with APPLE",
+            "a",
+        ),
+    ],
+)
+def test_hospitals_without_both_scores_are_in_no_sentence(tmp_path, local, lead, without):
+    test = {"local": local, "apple": (NONE, 0.5, 0.4)}
+    study = StudyResults(make_run(tmp_path / "run", test, validation=None))
+    assert lead in checked(study.path).text
+    assert known_of(study)["flow"].endswith(f"without a score: {without}")
+    assert "in % on test data, at the last round\n" in silo_table(study)
+
+
+def test_only_a_simulation_divides_the_data_by_the_seed(tmp_path):
+    study = planted(tmp_path / "run", (SIX,) * 2, (BETTER,) * 2, seeds=(1, 2))
+    assert "splits the data" not in checked(study.path).text
+    (study.path / "checkpoint/apple-1/silos").mkdir(parents=True)
+    assert "each seed splits the data anew" in checked(study.path).text
+
+
+def test_rounds_of_a_search_are_counted(tmp_path):
+    """The same numbers of rounds, in other searches."""
+    study = StudyResults(make_run(tmp_path / "run"))
+    names = ("fedavg", "apple")
+
+    def search(*rounds):
+        counts = dict.fromkeys(("complete", "pruned", "failed", "bytes", "seconds"), 1)
+        asked = {"strategies": names, "trials": 1, "sampler": "random", "objective": "mean"}
+        return {
+            "seed": 1,
+            "asked": {**asked, "settings": {}, "space": {}},
+            "cost": {m: {**counts, "rounds": n} for m, n in zip(names, rounds, strict=True)},
+            "best": {m: {"score": 0.5, "values": {}} for m in names},
+            "privacy": {},
+        }
+
+    searches = [search(200, 200), search(200, 110), search(110, 110)]
+    (study.path / TUNING).write_text(json.dumps({"searches": searches}))
+    assert "number of trials. Their rounds differ" in plain(tuning_section(study))
 
 
 @pytest.mark.parametrize(
