@@ -200,11 +200,16 @@ def planned_analysis(folder: Path) -> dict[str, Any]:
     try:
         plan = json.loads((folder / "plan.json").read_text("utf-8"))
         design, effect = plan["design"], round(100 * float(plan["effect"]), 6)
+        metric = str(plan["metric"])
+        # A study's file has hundredths of any metric; points are those of a share
+        gain = f"{effect / 100:g} of {metric} ({effect:g} hundredths)"
+        if metric == ACCURACY:
+            gain = f"{effect:g} points"
         return {
-            "metric": str(plan["metric"]),
+            "metric": metric,
             "effect": effect,
             "seeds": int(design["seeds"]),
-            "text": f"Planned: a mean gain of {effect:g} points is shown in {100 * plan['power']:.0f} of 100 such "
+            "text": f"Planned: a mean gain of {gain} is shown in {100 * plan['power']:.0f} of 100 such "
             f"studies of {hospitals_of(len(design['tested']))}.",
         }
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -21,6 +21,7 @@ from client.protocol.study import parse_study
 from client.studies import study_page
 from partitions.common.errors import UserError
 from server.cli.main import main
+from server.planning.plan import planned_analysis
 from server.planning.power import Design, one_hospital
 from server.report.checklist import LISTS, known_of
 from server.report.head import headline
@@ -508,3 +509,8 @@ def test_a_draft_takes_the_plan(tmp_path, monkeypatch, capsys):
         (["--harm", "9", "--plan", "nowhere"], "nowhere holds no plan"),
     ):
         assert main([*again, *more]) == 2 and fault in capsys.readouterr().err
+    plan |= {"metric": "loss", "effect": 0.05}
+    (tmp_path / "plan/plan.json").write_text(json.dumps(plan))
+    assert (
+        "gain of 0.05 of loss (5 hundredths) is" in planned_analysis(tmp_path / "plan")["text"]
+    )
