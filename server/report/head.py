@@ -50,7 +50,7 @@ def headline(study: StudyResults) -> tuple[Markup, Markup]:
         "found": gain_verdict,
         "failed": bool(faults_of(study)),
         "silent": not scored,
-        "known": len(scored),
+        "known": len(study.scored([study.headed])),
         "exchanged": exchanges(study.headed),
         "by_chance": BY_CHANCE,
         "needed": SEEDS_NEEDED,

@@ -159,6 +159,12 @@ def test_no_method_is_best_for_want_of_a_weak_hospital_or_seed(
     assert f"\n{method}: the mean is over {part}" in silo_table(study)
 
 
+def test_a_mean_is_over_the_methods_own_hospitals(tmp_path):
+    test = {"fedavg": (0.6, 0.6, NONE), "ditto": (0.5,) * 3}
+    study = StudyResults(make_run(tmp_path / "run", test, validation=None))
+    assert "60.0 % mean accuracy over 2 hospitals" in plain(headline(study)[0])
+
+
 def test_a_method_without_a_score_is_not_chosen(tmp_path):
     """An R² may be far below -1."""
     test = {"local": (0.5,) * 3, "apple": GONE, "fedavg": (0.5,) * 3}
