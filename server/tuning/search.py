@@ -189,7 +189,7 @@ class Searcher:
 
     def job(self, trial: Trial, until: int, held: contextlib.ExitStack) -> Job | None:
         """Return the job for a trial, and lock its directory; None if nothing has to be run."""
-        if (
+        if trial.state != FAILED and (
             self.book.rounds_done(trial) >= until > 0
             or self.book.directory(trial).summary.exists()
         ):
@@ -212,9 +212,13 @@ class Searcher:
         """Set a trial's score so far. Raises UserError if there is no validation score to compare trials."""
         run = self.settings(trial)
         self.book.count(trial, run)
-        trial.score = trial_score(
-            self.book.directory(trial), run, self.request.objective, until
-        )
+        try:
+            trial.score = trial_score(
+                self.book.directory(trial), run, self.request.objective, until
+            )
+        except RunFailedError as error:
+            self.fail(trial, str(error))
+            return
         if trial.score is None:
             raise UserError(
                 f"{trial.name} has no validation score, by which trials are compared: set validation = 0.2, and "

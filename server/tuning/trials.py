@@ -12,6 +12,7 @@ Test data are not used: a score is taken from the history's validation rows only
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,11 +29,12 @@ from optuna.trial import TrialState
 
 from client.privacy.private_round import KEPT
 from models.privacy.accountant import epsilon_of
-from partitions.common.errors import UserError
+from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import hold_lock, make_folder, write_atomically
 from partitions.common.names import guard_formula
 from partitions.common.settings import toml_text
 from server.results.history import Chosen, History, Row, mean, spent_by_silo
+from server.results.manifest import MANIFEST
 from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import LOCK, RunDirectory, newest_states
 from server.tuning.space import text_of
@@ -225,19 +227,42 @@ def trial_score(
     """Return the validation score at the round that the report would show; None if no silo has one.
 
     ``objective``: the unweighted ``mean`` over silos, or the ``worst`` silo. ``until``: last round to use; 0: all.
+    Raises RunFailedError if a silo has no score because it diverged or was left out.
     """
-    rows = trial_rows(directory)
+    rows = [row for row in trial_rows(directory) if not until or row.round <= until]
     scores = (
         e["score"]
         for e in read_events(directory.progress_file)
         if e["event"] == "round" and "score" in e
     )
     chosen = Chosen(run.strategy.info.reports, next(scores, "accuracy"))
-    for number in sorted({row.round for row in rows if not until or row.round <= until}):
+    for number in sorted({row.round for row in rows}):
         chosen.add([row for row in rows if row.round == number and row.split == "val"])
+    # A mean of the others would favour settings with which a silo diverges
+    if lost := (unmeasured(rows) & validating(directory, run)) - chosen.best.keys():
+        raise RunFailedError(
+            f"no validation score of {', '.join(sorted(lost))}: left out, or its training diverged"
+        )
     if not chosen.best:
         return None
     return mean(chosen.best) if objective == "mean" else min(chosen.best.values())
+
+
+def unmeasured(rows: Iterable[Row]) -> set[str]:
+    """Return the silos that were left out of a round, or whose validation loss was not finite in one."""
+    return {
+        row.silo
+        for row in rows
+        if row.metric == "rejected"
+        or ((row.split, row.metric) == ("val", "loss") and not math.isfinite(row.value))
+    }
+
+
+def validating(directory: RunDirectory, run: RunSettings) -> set[str]:
+    """Return the silos of a trial that have enough validation data for a score, by its manifest."""
+    silos = (read_json(directory.path / MANIFEST) or {"silos": []})["silos"]
+    least = max(1, run.common.min_metric_samples)
+    return {silo.get("origin", silo["name"]) for silo in silos if silo["n_val"] >= least}
 
 
 def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import multiprocessing
 import os
 import shlex
@@ -306,6 +307,56 @@ def test_a_rung_is_scored_by_its_own_last_round(table, tmp_path):
         1.0,
         1.0,
     ]
+
+
+def test_settings_with_which_a_hospital_diverges_do_not_win(table, tmp_path):
+    """At the higher rate b's logits overflow float32, and a alone has a score. The search goes on as it was."""
+    rng = np.random.default_rng(3)
+    (tmp_path / "silos").mkdir()
+    for name, size in (("a", 1.0), ("b", 1e10)):
+        x = rng.normal(size=(40, 3))
+        write_silo(tmp_path / "silos" / f"{name}.npz", x * size, (x[:, 0] > 0).astype(int))
+    asked = request(
+        tmp_path / "silos",
+        "random",
+        6,
+        strategies=["local"],
+        space=["learning-rate=[0.1,1e30]"],
+        partition="natural",
+        normalization="none",
+    )
+    out = tmp_path / "out"
+    search(asked, out)
+    before = rows(out)
+    assert {
+        (r["learning-rate"], r["state"], bool(r["score"]), r["rounds"]) for r in before
+    } == {("0.1", "complete", True, "2"), ("1e+30", "failed", False, "2")}
+    assert "no validation score of b" in (out / STORAGE).read_text()
+    search(asked, out)
+    assert rows(out) == before
+
+
+@pytest.mark.parametrize("lost", ["rejected", "nan"])
+def test_a_hospital_without_validation_data_needs_no_score(table, tmp_path, lost):
+    """c lost its rounds, as b did, but has no validation data."""
+    history, sizes = History(tmp_path / "history.csv"), dict.fromkeys("ab", 8) | {"c": 0}
+    history.add([Row("fedavg", 5, 1, "a", "val", "received", "accuracy", 0.5, 8)])
+    run = parse_settings({**request(table).values, "strategy": "fedavg"})
+
+    def score(lost_silo):
+        kind = (
+            ("", "", "rejected", 1.0)
+            if lost == "rejected"
+            else ("val", "received", "loss", np.nan)
+        )
+        history.add([Row("fedavg", 5, 2, lost_silo, *kind, None)])
+        return trial_score(RunDirectory(tmp_path), run, "worst", 0)
+
+    silos = [{"name": name, "n_val": n} for name, n in sizes.items()]
+    (tmp_path / "manifest.json").write_text(json.dumps({"silos": silos}))
+    assert score("c") == 0.5
+    with pytest.raises(RunFailedError, match="no validation score of b"):
+        score("b")
 
 
 def test_what_it_cost(whole):
