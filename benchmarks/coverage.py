@@ -30,7 +30,8 @@ from scipy import special
 from benchmarks.common import table
 from benchmarks.reference_gains import crossed_mean, over_cohorts
 from server.planning.power import CORRELATION, Design, half_widths, measure
-from server.report.inference import Gain, accuracy_interval, from_intervals, silo_interval
+from server.report import inference
+from server.report.inference import Gain, accuracy_interval, from_intervals
 
 Array = npt.NDArray[Any]
 Generator = np.random.Generator
@@ -169,7 +170,7 @@ def over_one_silo(draws: int) -> Iterator[list[str]]:
                 rng, held = np.random.default_rng(3), []
                 for _ in range(draws):
                     gains = np.clip(rng.normal(0, between / 100, seeds), -0.35, 0.35)
-                    low, high = silo_interval(one_silo(rng, gains, patients))
+                    low, high = inference.over_seeds(one_silo(rng, gains, patients)).interval
                     held.append(low <= 0 <= high)
                 row.append(f"{np.mean(held):.3f}")
             yield row

@@ -24,7 +24,7 @@ from server.report.inference import (
     accuracy_interval,
     excludes_zero,
     from_intervals,
-    silo_interval,
+    over_seeds,
     t_quantile,
 )
 
@@ -147,10 +147,7 @@ def one_hospital(design: Design, size: int, loss: float, draws: int = HARM_DRAWS
     alone = replace(design, tested=(size,), spread=0.0)
     seeds = range(design.seeds if design.resplit else 1)
     by_seed = [_gains(alone, -loss, rng, draws) for _ in seeds]
-    measured = (
-        Gain(float(np.mean([g.mean for g in gains])), silo_interval(dict(enumerate(gains))))
-        for gains in zip(*by_seed, strict=True)
-    )
+    measured = (over_seeds(dict(enumerate(gains))) for gains in zip(*by_seed, strict=True))
     among = len(design.tested)
     return float(np.mean([excludes_zero(gain, among) < 0 for gain in measured]))
 

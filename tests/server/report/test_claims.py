@@ -19,7 +19,7 @@ from server.planning.power import Design, measure
 from server.report.canvas import Canvas, percent_axis
 from server.report.head import headline, tiles
 from server.report.html import report_environment
-from server.report.inference import Gain, over_hospitals, silo_interval
+from server.report.inference import Gain, over_hospitals, over_seeds
 from server.report.study import StudyResults
 from server.report.write import silo_table, write_report
 
@@ -153,14 +153,14 @@ def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds():
     one = difference(0.98, 0.02, 50)
     low, high = one.interval
     assert one.mean - low > 3 * (high - one.mean)
-    assert silo_interval({1: one}) == pytest.approx(one.interval)
-    assert silo_interval(dict.fromkeys((1, 2, 3), one)) == pytest.approx(one.interval)
+    assert over_seeds({1: one}).interval == pytest.approx(one.interval)
+    assert over_seeds(dict.fromkeys((1, 2, 3), one)).interval == pytest.approx(one.interval)
     seeds = {k: difference(a, 0.02, 50) for k, a in enumerate((0.98, 0.94, 0.9))}
     below, above = (
         np.mean([abs(d.mean - d.interval[end]) for d in seeds.values()]) for end in (0, 1)
     )
     of_seeds = float(stats.t.ppf(0.975, 2)) * 0.04 / math.sqrt(3)
-    assert silo_interval(seeds) == pytest.approx(
+    assert over_seeds(seeds).interval == pytest.approx(
         (0.92 - math.hypot(below, of_seeds), 0.92 + math.hypot(above, of_seeds))
     )
 

@@ -31,6 +31,7 @@ from server.report.inference import (
     excludes_zero,
     over_hospitals,
     over_patients,
+    over_seeds,
     visible_loss,
     widen,
 )
@@ -405,6 +406,12 @@ def test_a_widened_interval_is_bonferronis():
     low, high = widen(Gain(0.1, (0.0, 0.3)), 12)
     z = stats.norm.ppf(1 - 0.025 / 12) / stats.norm.ppf(0.975)
     assert (low, high) == pytest.approx((0.1 - 0.1 * z, 0.1 + 0.2 * z))
+    values = [0.1, 0.2, 0.4]  # seeds, each of a test part without end
+    gain = over_seeds({k: Gain(v, (v, v)) for k, v in enumerate(values)})
+    for among in (1, 12):
+        wanted = stats.t.interval(1 - 0.05 / among, 2, np.mean(values), stats.sem(values))
+        assert widen(gain, among) == pytest.approx(wanted)
+    assert math.isnan(widen(over_seeds({}), 12)[0])
 
 
 def test_one_hospital_that_carries_a_mean_is_named(tmp_path):
