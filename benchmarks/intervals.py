@@ -28,8 +28,8 @@ def auc(positives: int, negatives: int, true: float) -> Draw:
     apart = NormalDist().inv_cdf(true) * 2**0.5
 
     def draw(rng: np.random.Generator) -> Interval:
-        area, error = areas(rng.normal(size=len(positive)) + apart * positive, positive)
-        return of_area(area, float((error**2).sum()), positives, negatives)
+        area, error, few = areas(rng.normal(size=len(positive)) + apart * positive, positive)
+        return of_area(area, float((error**2).sum()) + few, positives, negatives)
 
     return draw
 
@@ -42,6 +42,29 @@ def mean_auc(n: int, findings: int, true: float, share: float) -> Draw:
         y = (rng.random((n, findings)) < share).astype(float)
         scores = (rng.normal(size=(n, 1)) + rng.normal(size=(n, findings))) / 2**0.5 + apart * y
         return measured("multilabel", scores, y)
+
+    return draw
+
+
+def mean_auc_with_one_rare(positives: int, findings: int, true: float) -> Draw:
+    """Return draws of 70 samples; the first finding has so few positives, each other 20."""
+    apart = NormalDist().inv_cdf(true) * 2**0.5
+    y = np.array([np.arange(50 + 20) < p for p in (positives, *(findings - 1) * [20])]).T * 1.0
+
+    def draw(rng: np.random.Generator) -> Interval:
+        return measured("multilabel", rng.normal(size=y.shape) + apart * y, y)
+
+    return draw
+
+
+def few_events(events: int, later: int, true: float) -> Draw:
+    """Return draws of a C-index: of ``events`` patients the event comes first, of the others none."""
+    event = np.arange(events + later) < events
+    time, apart = np.arange(events + later) + 1.0, NormalDist().inv_cdf(true) * 2**0.5
+
+    def draw(rng: np.random.Generator) -> Interval:
+        risk = rng.normal(size=len(event)) + apart * event
+        return of_pairs(*concordance(risk, np.where(event, 1.0, time), event))[1]
 
     return draw
 
@@ -96,6 +119,11 @@ CASES: list[tuple[str, Draw, float]] = [
     *(
         (f"AUC, {p} positive, {n} negative, true {true}", auc(p, n, true), true)
         for p, n, true in (
+            (1, 50, 0.75),
+            (1, 200, 0.75),
+            (1, 50, 0.95),
+            (2, 50, 0.75),
+            (3, 50, 0.75),
             (20, 80, 0.76),
             (10, 30, 0.86),
             (5, 20, 0.94),
@@ -107,6 +135,14 @@ CASES: list[tuple[str, Draw, float]] = [
     ("mean of 5 AUCs, n = 60", mean_auc(60, 5, 0.85, 0.2), 0.85),
     ("mean of 14 AUCs, n = 200", mean_auc(200, 14, 0.8, 0.1), 0.8),
     *(
+        (
+            f"mean of {k} AUCs, one of {p} positives, true {true}",
+            mean_auc_with_one_rare(p, k, true),
+            true,
+        )
+        for p, k, true in ((1, 2, 0.75), (1, 2, 0.95), (1, 5, 0.85), (2, 5, 0.85), (3, 5, 0.85))
+    ),
+    *(
         (f"R2 {true}, n = {n}", r2(n, true), true)
         for n, true in ((20, 0.5), (50, 0.5), (200, 0.5), (50, 0.9))
     ),
@@ -117,6 +153,16 @@ CASES: list[tuple[str, Draw, float]] = [
             true_c_index(censored),
         )
         for n, censored in ((20, 0.5), (40, 0.3), (100, 0.3), (100, 2.0))
+    ),
+    *(
+        (f"C-index, {k} of {n} with an event, true {true}", few_events(k, n - k, true), true)
+        for k, n, true in (
+            (1, 50, 0.75),
+            (1, 50, 0.9),
+            (2, 50, 0.75),
+            (3, 50, 0.75),
+            (5, 50, 0.75),
+        )
     ),
     *((f"Dice, {n} pictures", dice(n), 0.8) for n in (5, 10, 20, 50)),
 ]

@@ -18,6 +18,7 @@ from models.metrics import wilson_interval
 Array = npt.NDArray[np.float64]
 Z = NormalDist().inv_cdf(0.975)
 UNKNOWN = (math.nan, math.nan)
+TYPICAL = 2  # samples of the rarer kind that count as much as the typical variance
 
 
 def of_share(value: float, variance: float, n: int) -> tuple[float, float]:
@@ -48,25 +49,39 @@ def _expit(x: float) -> float:
     return math.exp(x) / (1 + math.exp(x))
 
 
-def areas(scores: Array, positive: npt.NDArray[np.bool_]) -> tuple[float, Array]:
-    """Return the area under the ROC curve of scores (n,), equal ones counting half, and each sample's influence (n,).
+def areas(scores: Array, positive: npt.NDArray[np.bool_]) -> tuple[float, Array, float]:
+    """Return the area under the ROC curve of scores (n,), equal ones counting half, and the two parts of its variance.
 
-    The squared influences sum to DeLong's variance (DeLong et al., Biometrics 1988). A positive sample's is
-    (V10 - A) / sqrt(n+ (n+ - 1)), with V10 the share of negatives below it; a negative's likewise. So the variance of
-    a mean of several areas over the same samples is the sum of the squared means. ``nan`` and zeros where one of the
-    two kinds is missing.
+    The first part is each sample's influence (n,), whose squares sum to DeLong's variance (DeLong et al., Biometrics
+    1988). A positive sample's is (V10 - A) / sqrt(n+ (n+ - 1)), with V10 the share of negatives below it; a negative's
+    likewise. So the variance of a mean of several areas over the same samples is the sum of the squared means. The
+    second is :func:`of_few`. ``nan`` and zeros where one of the two kinds is missing.
     """
     influence = np.zeros(len(scores))
     above = np.sort(scores[positive])
     below = np.sort(scores[~positive])
     if not len(above) or not len(below):
-        return math.nan, influence
+        return math.nan, influence, 0.0
     v10 = _placements(below, scores[positive])
     v01 = 1 - _placements(above, scores[~positive])
     area = float(v10.mean())
     for kind, share in ((positive, v10), (~positive, v01)):
         influence[kind] = (share - area) / math.sqrt(len(share) * max(len(share) - 1, 1))
-    return area, influence
+    few = of_few(area, float((influence**2).sum()), min(len(above), len(below)))
+    return area, influence, few
+
+
+def of_few(area: float, variance: float, rarer: float) -> float:
+    """Return the variance of an area that ``rarer`` samples of the rarer kind do not show; a single one shows none.
+
+    V is drawn to Hanley and McNeil's (Radiology 1982), of which the rarer kind's part is
+    H = a^2 (1 - a) / (1 + a) / m with a = max(A, 1 - A): ((m - 1) V + 2 H) / (m + 1). Where all m are right (or wrong),
+    H has a = (m + 1) / (m + 2).
+    """
+    a = max(area, 1 - area) if 0 < area < 1 else (rarer + 1) / (rarer + 2)
+    typical = a * a * (1 - a) / (1 + a) / rarer
+    weight = TYPICAL / (rarer - 1 + TYPICAL)
+    return max(weight * (typical - variance), 0.0)
 
 
 def _placements(ordered: Array, values: Array) -> Array:
@@ -79,7 +94,7 @@ def _placements(ordered: Array, values: Array) -> Array:
 def of_area(
     area: float, variance: float, positives: int, negatives: int
 ) -> tuple[float, float]:
-    """Return the 95 % interval of an area under the ROC curve: DeLong's variance on the logit.
+    """Return the 95 % interval of an area under the ROC curve of this variance (:func:`areas`), on the logit.
 
     Without a variance (all right) it is Wilson's interval of that share of the samples of the rarer kind.
     """
@@ -90,7 +105,8 @@ def of_pairs(concordant: Array, comparable: Array) -> tuple[float, tuple[float, 
     """Return the share of comparable pairs that are concordant, and its 95 % jackknife interval.
 
     ``concordant`` and ``comparable`` (n,) count for each sample the pairs that it is in. With C_-i the share without
-    sample i, V = (n - 1) / n sum (C_-i - mean)^2, on the logit.
+    sample i, V = (n - 1) / n sum (C_-i - mean)^2, on the logit; more with few events (:func:`of_few`). Their number is
+    taken as that of all pairs over that of one sample's, at most.
     """
     n, pairs = len(comparable), comparable.sum() / 2
     if pairs == 0:
@@ -101,4 +117,7 @@ def of_pairs(concordant: Array, comparable: Array) -> tuple[float, tuple[float, 
     variance = 0.0
     if len(without):
         variance = (n - 1) / n * float(((without - without.mean()) ** 2).sum())
-    return share, of_share(share, variance, max(round(math.sqrt(pairs)), 1))
+    # A single event is in all pairs; without it there are none
+    rarer = float(pairs / comparable.max())
+    variance += of_few(share, variance, rarer)
+    return share, of_share(share, variance, round(rarer))

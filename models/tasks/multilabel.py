@@ -56,18 +56,21 @@ class Multilabel(SingleLossTask):
         known = (labels >= 0).numpy()
         truth = (labels == 1).numpy()
         predicted = (logits > 0).numpy()
-        areas_of, effects, counts = [], [], []
+        areas_of, effects, counts, few = [], [], [], 0.0
         scores = logits.numpy()
         for k in range(labels.shape[1]):
             rows = known[:, k]
-            area, effect = areas(scores[rows, k], truth[rows, k])
+            area, effect, hidden = areas(scores[rows, k], truth[rows, k])
             if not math.isnan(area):
                 areas_of.append(area)
+                few += hidden
                 effects.append(np.zeros(len(labels)))
                 effects[-1][rows] = effect
                 counts.append((int(truth[rows, k].sum()), int((~truth[rows, k]).sum())))
         area = float(np.mean(areas_of)) if areas_of and np.isfinite(scores).all() else math.nan
-        variance = float((np.mean(effects, axis=0) ** 2).sum()) if effects else 0.0
+        variance = 0.0
+        if effects:
+            variance = float((np.mean(effects, axis=0) ** 2).sum()) + few / len(effects) ** 2
         ends = of_area(area, variance, *min(counts, key=min, default=(1, 1)))
         right = [
             float((predicted == truth)[known[:, k], k].mean())

@@ -19,7 +19,7 @@ from sklearn.metrics import (
 )
 from torch.nn.functional import one_hot
 
-from models.intervals import areas, of_area, of_pairs, of_share
+from models.intervals import areas, of_area, of_few, of_pairs, of_share
 from models.metrics import LOSSES, METRICS, RANGES, classification_metrics
 from models.tasks import (
     ENDS,
@@ -344,7 +344,7 @@ def test_delongs_variance_by_definition():
     """S10 / n+ + S01 / n-, from the placements of every sample (DeLong et al. 1988, equations 4 to 6)."""
     scores, positive = RNG.normal(size=40).round(1), RNG.random(40) < 0.4
     scores[positive] += 1
-    area, effects = areas(scores, positive)
+    area, effects, _ = areas(scores, positive)
     x, y = scores[positive], scores[~positive]
     wins = np.where(x[:, None] > y, 1.0, np.where(x[:, None] == y, 0.5, 0.0))
     assert area == pytest.approx(wins.mean())
@@ -371,11 +371,26 @@ def test_leaving_out_one_after_the_other():
         right, pairs = concordance_by_definition(risk[rest], time[rest], event[rest])
         without.append(right / pairs)
     variance = 14 / 15 * ((np.array(without) - np.mean(without)) ** 2).sum()
+    pairs, most = (count(concordance(risk, time, event)[1]) for count in (np.sum, np.max))
+    variance += of_few(share, variance, pairs / 2 / most)
     assert (low, high) == pytest.approx(of_share(share, variance, 15))
 
 
+def test_a_single_positive_shows_no_variance():
+    """Hanley and McNeil's a^2 (1 - a) / (1 + a), with a = .75 by symmetry; of two, V counts a third."""
+    for area in (0.25, 0.75):
+        assert of_few(area, 0.0, 1) == pytest.approx(0.75**2 * 0.25 / 1.75)
+        assert of_few(area, 0.01, 2) == pytest.approx((0.75**2 * 0.25 / 1.75 - 0.02) / 3)
+    near(of_few(1.0, 0.0, 1), 4 / 9 / 5)
+    time, event = np.arange(50.0), np.arange(50) < 1
+    for risk in (-np.abs(time - 40), -time):  # later risks below and above the single event's
+        low, high = of_pairs(*concordance(risk, time, event))[1]
+        assert high - low > 0.6
+
+
 @pytest.mark.parametrize(
-    "positives, negatives, true", [(20, 80, 0.76), (10, 30, 0.86), (8, 8, 0.96)]
+    "positives, negatives, true",
+    [(1, 50, 0.76), (2, 50, 0.76), (20, 80, 0.76), (10, 30, 0.86), (8, 8, 0.96)],
 )
 def test_areas_intervals_hold_the_truth(positives, negatives, true):
     """Of 400 draws of normal scores whose area is ``true``, at least 93 in 100 intervals of 95 % hold it."""
@@ -384,7 +399,7 @@ def test_areas_intervals_hold_the_truth(positives, negatives, true):
     positive = np.arange(positives + negatives) < positives
     held = 0
     for _ in range(400):
-        area, effects = areas(rng.normal(size=len(positive)) + shift * positive, positive)
-        low, high = of_area(area, float((effects**2).sum()), positives, negatives)
+        area, effects, few = areas(rng.normal(size=len(positive)) + shift * positive, positive)
+        low, high = of_area(area, float((effects**2).sum()) + few, positives, negatives)
         held += low <= true <= high
     assert held >= 0.93 * 400
