@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,8 @@ def shares(means: Array, halves: Array, truth: Array | float) -> list[str]:
     return [f"{np.mean(each):.3f}" for each in (covered, means > halves, means < -halves)]
 
 
-def of_report(values: Array, truth: Array | float) -> list[str]:
-    return shares(values.mean(1), half_widths(values), truth)
+def of_report(values: Array, truth: Array | float, design: Design) -> list[str]:
+    return shares(values.mean(1), half_widths(values, 1, design.least_error), truth)
 
 
 def power(draws: int) -> Iterator[list[str]]:
@@ -60,7 +61,7 @@ def power(draws: int) -> Iterator[list[str]]:
             for mean in (0.05, 0.0):
                 rng = np.random.default_rng(3)
                 gains = rng.normal(mean, 0.03, (draws, hospitals))
-                covered, up, down = of_report(measure(design, gains, rng), mean)
+                covered, up, down = of_report(measure(design, gains, rng), mean, design)
                 row += [up, covered] if mean else [covered, up, down]
             yield row
 
@@ -97,8 +98,9 @@ def settings(draws: int) -> Iterator[list[str]]:
             for hospitals in HOSPITALS:
                 rng = np.random.default_rng(3)
                 gains = np.array([spread(rng, hospitals) for _ in range(draws)])
-                values = measure(Design((patients,) * hospitals, 0.0), gains, rng)
-                row.append(" ".join(of_report(values, 0.0)))
+                design = Design((patients,) * hospitals, 0.0)
+                values = measure(design, gains, rng)
+                row.append(" ".join(of_report(values, 0.0, design)))
             yield row
 
 
@@ -116,7 +118,9 @@ def over_seeds(draws: int) -> Iterator[list[str]]:
                 )
                 crossed = [crossed_mean(study) for study in values]
                 held = np.mean([e.interval[0] <= 0 <= e.interval[1] for e in crossed])
-                of = [of_report(values.mean(2), t)[0] for t in (together.mean((1, 2)), 0.0)]
+                drawn = replace(design, seeds=seeds)
+                truths = together.mean((1, 2)), 0.0
+                of = [of_report(values.mean(2), truth, drawn)[0] for truth in truths]
                 row.append(f"{of[0]}, {of[1]}, {held:.3f}")
             yield row
 

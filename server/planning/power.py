@@ -19,6 +19,7 @@ from scipy import special
 
 from server.report.inference import (
     HOSPITALS_NEEDED,
+    LEAST,
     Gain,
     Z,
     accuracy_interval,
@@ -59,6 +60,13 @@ class Design:
     def is_answerable(self) -> bool:
         """Return whether the report has an interval of the mean over hospitals."""
         return len(self.tested) >= HOSPITALS_NEEDED
+
+    @property
+    def least_error(self) -> float:
+        """Return the least standard error of the mean over hospitals (:func:`~server.report.inference.least_error`)."""
+        of_patient = self.deviation or math.sqrt(2 * self.base * (1 - self.base))
+        of_hospitals = (of_patient / math.sqrt(self.seeds * n) for n in self.tested)
+        return LEAST * math.hypot(*of_hospitals) / len(self.tested)
 
     def with_hospitals(self, count: int) -> Design:
         """Return the design with the first ``count`` hospitals of these sizes, repeated."""
@@ -102,17 +110,21 @@ def measure(design: Design, gains: Array, rng: np.random.Generator) -> Array:
     return measured
 
 
-def half_widths(values: Array, comparisons: int = 1) -> Array:
-    """Return half of each study's interval (draws,), as of :func:`~server.report.inference.over_hospitals`."""
+def half_widths(values: Array, comparisons: int = 1, least: float = 0.0) -> Array:
+    """Return half of each study's interval (draws,), as of :func:`~server.report.inference.over_hospitals`.
+
+    ``least``: the standard error that is shown at least.
+    """
     n = values.shape[1]
-    half: Array = t_quantile(n, comparisons) * values.std(1, ddof=1) / math.sqrt(n)
+    errors = np.maximum(values.std(1, ddof=1) / math.sqrt(n), least)
+    half: Array = t_quantile(n, comparisons) * errors
     return half
 
 
-def shown(values: Array, comparisons: int) -> Array:
+def shown(values: Array, comparisons: int, least: float = 0.0) -> Array:
     """Return the sign of each study's interval (draws,)."""
     mean = values.mean(1)
-    signs: Array = np.sign(mean) * (np.abs(mean) > half_widths(values, comparisons))
+    signs: Array = np.sign(mean) * (np.abs(mean) > half_widths(values, comparisons, least))
     return signs
 
 
@@ -121,7 +133,7 @@ def power(design: Design, mean: float, draws: int = DRAWS) -> float:
     if not design.is_answerable:
         return 0.0
     values = differences(design, mean, np.random.default_rng(3), draws)
-    return float((shown(values, design.comparisons) > 0).mean())
+    return float((shown(values, design.comparisons, design.least_error) > 0).mean())
 
 
 def detectable_gain(design: Design, wanted: float) -> float | None:

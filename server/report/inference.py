@@ -1,7 +1,9 @@
 """Inference of the whole report: one method for every mean over hospitals, one for a single hospital's gain.
 
 **Mean over hospitals** (gain, unseen hospitals, calibration): Student's t over the hospitals' values, each a mean over
-its seeds. The spread between hospitals already contains the error of their test patients, so it is not added again.
+its seeds. The spread between hospitals already contains the error of their test patients, so it is not added again. Few
+patients may show no spread by chance. So the standard error is at least half of what independent tests of the two
+models would give (:func:`least_error`). Without any error nothing is tested.
 Several methods that are compared on the same test data share the 5 % (Bonferroni). **Mean over patients**: hospitals
 weigh by their test patients; the variance is the jackknife's over hospitals, the degrees of freedom are Kish's
 effective number of hospitals less one. With equal weights it is the mean over hospitals.
@@ -30,6 +32,7 @@ UNKNOWN: Interval = (NAN, NAN)
 EXACT = 1e-9  # scores with a smaller difference are equal
 HOSPITALS_NEEDED = 6  # with fewer, equal signs in all hospitals have a probability of 2 / 2^n > 5 % by chance alone
 SEEDS_NEEDED = 3
+LEAST = 0.5  # of the standard error of independent tests; both models are right on many of the same patients
 Z = float(special.ndtri(0.975))
 SEEN = float(special.ndtri(0.8))
 
@@ -110,10 +113,13 @@ def t_quantile(n: int, methods: int = 1) -> float:
     return float(special.stdtrit(n - 1, 1 - 0.025 / methods))
 
 
-def over_hospitals(values: Sequence[float], methods: int = 1) -> Gain:
+def over_hospitals(
+    values: Sequence[float], methods: int = 1, errors: Sequence[float] = ()
+) -> Gain:
     """Return the mean of one value per hospital with its 95 % interval and p value (Student's t).
 
-    ``methods``: number of methods among which the 5 % are shared. No interval below ``HOSPITALS_NEEDED`` hospitals.
+    ``methods``: number of methods among which the 5 % are shared. ``errors``: by hospital, :func:`least_error`. No
+    interval below ``HOSPITALS_NEEDED`` hospitals.
     """
     n = len(values)
     values = [0.0 if abs(v) < EXACT else v for v in values]
@@ -122,17 +128,25 @@ def over_hospitals(values: Sequence[float], methods: int = 1) -> Gain:
     mean = statistics.fmean(values)
     if n < HOSPITALS_NEEDED:
         return Gain(mean, UNKNOWN)
-    return students_t(mean, statistics.stdev(values) / math.sqrt(n), n - 1, methods)
+    error = max(statistics.stdev(values) / math.sqrt(n), math.hypot(*errors) / n)
+    return students_t(mean, error, n - 1, methods)
 
 
 def students_t(mean: float, error: float, freedom: float, methods: int) -> Gain:
-    """Return a mean of this standard error with its interval and p value (Student's t)."""
+    """Return a mean of this standard error with its interval and p value (Student's t); without an error neither."""
+    if error < EXACT:  # equal values whose patients are not known
+        return Gain(mean, UNKNOWN)
     half = float(special.stdtrit(freedom, 1 - 0.025 / methods)) * error
-    p = float(2 * special.stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
+    p = float(2 * special.stdtr(freedom, -abs(mean) / error))
     return Gain(mean, (mean - half, mean + half), min(1.0, methods * p))
 
 
-def over_patients(values: Sequence[float], patients: Sequence[int], methods: int = 1) -> Gain:
+def over_patients(
+    values: Sequence[float],
+    patients: Sequence[int],
+    methods: int = 1,
+    errors: Sequence[float] = (),
+) -> Gain:
     """Return the mean of hospitals' values, weighted by their patients, as :func:`over_hospitals` does."""
     known = [
         (0.0 if abs(v) < EXACT else v, n) for v, n in zip(values, patients, strict=True) if n
@@ -145,7 +159,8 @@ def over_patients(values: Sequence[float], patients: Sequence[int], methods: int
     # Without a hospital the mean moves by so much
     moves = ((v - mean) * p / (1 - p) for (v, _), p in zip(known, shares, strict=True))
     error = math.sqrt((1 - 1 / len(known)) * sum(move**2 for move in moves))
-    return students_t(mean, error, 1 / sum(p**2 for p in shares) - 1, methods)
+    least = math.hypot(*(n / total * e for e, n in zip(errors, patients, strict=False)))
+    return students_t(mean, max(error, least), 1 / sum(p**2 for p in shares) - 1, methods)
 
 
 def carrier(values: Mapping[str, float]) -> str | None:
@@ -166,7 +181,7 @@ def over_seeds(seeds: Seeds) -> Gain:
     """
     differences = list(seeds.values())
     mean, n = statistics.fmean(d.mean for d in differences) if differences else NAN, len(seeds)
-    if not differences or any(math.isnan(end) for d in differences for end in d.interval):
+    if not all(d.has_interval for d in differences) or not differences:
         return Gain(mean, UNKNOWN)
     below = statistics.fmean(d.mean - d.interval[0] for d in differences)
     above = statistics.fmean(d.interval[1] - d.mean for d in differences)
@@ -191,6 +206,17 @@ def of_patients(gain: Gain, end: float) -> float:
     """Return one hospital's standard error by its test patients, to the side of this end of its interval."""
     half = t_quantile(gain.n_seeds) * gain.seed_error if gain.seed_error else 0.0
     return math.sqrt(max((end - gain.mean) ** 2 - half**2, 0.0)) / Z
+
+
+def least_error(gain: Gain) -> float:
+    """Return the least standard error of one hospital's gain, by its test patients; 0 if its interval is unknown.
+
+    Seeds may draw new patients, so that the error of their mean is smaller.
+    """
+    if not gain.has_interval:
+        return 0.0
+    below, above = (of_patients(gain, end) for end in gain.interval)
+    return LEAST * math.sqrt((below**2 + above**2) / 2 / gain.n_seeds)
 
 
 def widen(gain: Gain, among: int) -> Interval:

@@ -19,6 +19,7 @@ from server.report.inference import (
     UNKNOWN,
     Gain,
     Interval,
+    least_error,
     over_hospitals,
     over_patients,
     over_seeds,
@@ -155,15 +156,18 @@ def registered_mean(
     study: StudyResults, analysis: Analysis, method: str, gains: Mapping[str, float], among: int
 ) -> Gain:
     """Return the mean of hospitals' gains as the study registered it, over hospitals or patients."""
+    known = with_interval(tested_gains(study, analysis, method))
+    errors = [least_error(known[silo]) if silo in known else 0.0 for silo in gains]
     if analysis.estimand == "hospital":
-        return over_hospitals([*gains.values()], among)
+        return over_hospitals([*gains.values()], among, errors)
     patients = {
         row.silo: row.n
         for run in study.of(method)
         for row in study.history.of(method, run["seed"])
         if row.split == analysis.split and row.n
     }
-    return over_patients([*gains.values()], [patients.get(silo, 0) for silo in gains], among)
+    of_each = [patients.get(silo, 0) for silo in gains]
+    return over_patients([*gains.values()], of_each, among, errors)
 
 
 def joint(gain: Gain, other: Gain) -> Gain:
@@ -183,17 +187,19 @@ def conclude(gain: Gain, effect: float) -> str:
     return {1: GAIN, -1: LOSS, 0: INCONCLUSIVE}[gain.shown]
 
 
+def tested_gains(study: StudyResults, analysis: Analysis, method: str) -> dict[str, Gain]:
+    """Return each hospital's gain with its interval; of another metric or split than the report's score none."""
+    if analysis.metric not in (SCORE, study.task.score) or analysis.split != "test":
+        return {}
+    return {
+        silo: over_seeds({seed: of[seed] for seed in analysis.seeds if seed in of})
+        for silo, of in study.differences(method, analysis.baseline).items()
+    }
+
+
 def harm_of(study: StudyResults, analysis: Analysis) -> Harm:
     """Return the hospitals' harm; of another metric or split than the report's score none is known."""
-    if analysis.metric not in (SCORE, study.task.score) or analysis.split != "test":
-        return Harm({}, {}, {}, 0)
-    by_seed = study.differences(analysis.method, analysis.baseline)
-    known = with_interval(
-        {
-            silo: over_seeds({seed: of[seed] for seed in analysis.seeds if seed in of})
-            for silo, of in by_seed.items()
-        }
-    )
+    known = with_interval(tested_gains(study, analysis, analysis.method))
     wide = {silo: widen(gain, len(known)) for silo, gain in known.items()}
     margin = -analysis.harm_margin / 100
     return Harm(

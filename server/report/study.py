@@ -26,6 +26,7 @@ from server.report.inference import (
     accuracy_interval,
     finite_or_nan,
     from_intervals,
+    least_error,
     over_hospitals,
     over_seeds,
     spread,
@@ -220,8 +221,9 @@ class StudyResults:
 
     def mean_gain(self, method: str, base: str, without: Collection[str] = ()) -> Gain:
         """Return the mean gain over silos, with equal weights (:func:`over_hospitals`)."""
-        means = [m for silo, m in self.silo_means(method, base).items() if silo not in without]
-        return over_hospitals(means, self.count_compared(method, base))
+        kept = [gain for silo, gain in self.gains(method, base).items() if silo not in without]
+        errors = list(map(least_error, kept))
+        return over_hospitals([g.mean for g in kept], self.count_compared(method, base), errors)
 
     def silo_means(self, method: str, base: str) -> dict[str, float]:
         """Return each silo's difference of ``method`` and ``base`` as a mean over seeds, for silos that have one."""

@@ -110,7 +110,9 @@ def reason(silos: int, rare: int, gain: Gain) -> str:
     """Return the reason why neither a gain nor a loss is shown: the interval, or why it does not count."""
     if silos < HOSPITALS_NEEDED:
         return f"an interval needs {HOSPITALS_NEEDED} hospitals"
-    return rests_on_few(silos, rare) if gain.shown else between(gain)
+    if gain.shown:
+        return rests_on_few(silos, rare)
+    return between(gain) or "all hospitals gain equally, of patients that are not known"
 
 
 def rests_on_few(silos: int, rare: int) -> str:

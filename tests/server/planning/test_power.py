@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,15 @@ from server.planning.power import (
     power,
     shown,
 )
-from server.report.inference import Z, over_hospitals
+from server.report.inference import (
+    Gain,
+    Z,
+    accuracy_interval,
+    from_intervals,
+    least_error,
+    over_hospitals,
+    over_seeds,
+)
 
 MEANS = Design((100,) * 12, 0.03, deviation=0.45)
 
@@ -82,9 +91,23 @@ def test_a_gain_is_shown_where_the_report_shows_it():
     design = Design((40, 60, 200, 90, 30, 120, 80), 0.05)
     values = differences(design, 0.04, np.random.default_rng(5), 300)
     for comparisons in (1, 4):
-        of_report = [over_hospitals(list(row), comparisons).shown for row in values]
-        assert shown(values, comparisons).tolist() == of_report
-        assert len(set(of_report)) > 1
+        for least in (0.0, design.least_error, 0.02):
+            errors = [least * math.sqrt(7)] * 7  # of which the mean's is ``least``
+            of_report = [
+                over_hospitals(row, comparisons, errors).shown for row in values.tolist()
+            ]
+            assert shown(values, comparisons, least).tolist() == of_report
+            assert len(set(of_report)) > 1
+
+
+def test_the_least_error_is_the_reports():
+    """Of large test parts, half of that of two independent shares of 60 %, divided by the root of the seeds."""
+    design = Design((4000,) * 6, 0.0, seeds=4)
+    share = accuracy_interval(0.6, 4000)
+    gain = over_seeds(
+        dict.fromkeys(range(4), Gain(0.0, from_intervals(0.6, share, 0.6, share)))
+    )
+    near(design.least_error, least_error(gain) / math.sqrt(6), 1e-5)
 
 
 def test_fewer_hospitals_than_an_interval_needs():

@@ -6,6 +6,7 @@ The answer must say what the headline says: both come from one decision.
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import numpy as np
@@ -14,7 +15,7 @@ from scipy import stats
 from studies import BETTER, SIX, changed, checked, conditions, make_run, planted, said
 
 from server.report.head import headline
-from server.report.inference import over_hospitals
+from server.report.inference import Gain, Z, least_error, over_hospitals, over_patients
 from server.report.study import StudyResults
 from server.report.verdict import answer, verdict
 from server.results.study import TUNING
@@ -42,7 +43,7 @@ def test_no_gain(tmp_path):
     text = said(planted(tmp_path / "run", SIX, SIX))
     assert (
         text.startswith("Not yet certain: APPLE has 0.0 points")
-        and "interval 0.0 to 0.0" in text
+        and "interval −2.5 to +2.5" in text
     )
 
 
@@ -288,6 +289,29 @@ def test_intervals_of_hospitals_are_statsmodels():
         and not over_hospitals([0.1] * 5).shown
         and over_hospitals([0.1, 0.2] * 3).shown == 1
     )
+
+
+def test_a_zero_spread_is_not_certain(tmp_path):
+    """One more of ten patients is right at each of six hospitals: the error is half of the independent tests', and of
+    hospitals whose patients are not known nothing is tested.
+    """
+    for values in ([0.0] * 6, [0.1] * 6):
+        assert not over_hospitals(values).has_interval
+        assert not over_patients(values, [10] * 6).has_interval
+    one = Gain(0.1, (0.1 - 2 * Z, 0.1 + 2 * Z), n_seeds=4)
+    assert least_error(one) == pytest.approx(0.5)
+    assert least_error(Gain(0.1, (math.nan, math.nan))) == 0
+    errors = [0.5] * 6
+    half = stats.t.ppf(0.975, 5) * 0.5 / math.sqrt(6)
+    for gain in (
+        over_hospitals([0.1] * 6, 1, errors),
+        over_patients([0.1] * 6, [10] * 6, 1, errors),
+    ):
+        assert gain.interval == pytest.approx((0.1 - half, 0.1 + half))
+    tenth = {"local": (0.5,) * 6, "apple": (0.6,) * 6}
+    path = make_run(tmp_path / "run", tenth, counts={f"h{k}": 10 for k in range(6)})
+    # By the signs of six differences alone, 2 / 64
+    assert StudyResults(path).mean_gain("apple", "local").p > 2 / 64
 
 
 def test_several_methods_share_five_per_cent():

@@ -109,11 +109,11 @@ def test_an_interval_that_is_not_certain_stands_in_the_headline(tmp_path):
 
 def test_seeds_that_disagree_are_visible(tmp_path):
     """The interval holds for these seeds; from three on the page has how far their averages lie apart."""
-    apple = [tuple(0.5 + 0.05 * seed + 0.01 * k for k in range(6)) for seed in (1, 2, 3)]
+    apple = [tuple(0.5 + 0.05 * seed + 0.02 * k for k in range(6)) for seed in (1, 2, 3)]
     path = compared(tmp_path / "run", [(0.5,) * 6] * 3, apple, seeds=(1, 2, 3), counts=SIX)
     text = checked(path).text
-    assert "3 seeds were run, with averages from +7.5 to +17.5." in text
-    expected = stats.ttest_1samp([0.1 + 0.01 * k for k in range(6)], 0).confidence_interval(
+    assert "3 seeds were run, with averages from +10.0 to +20.0." in text
+    expected = stats.ttest_1samp([0.1 + 0.02 * k for k in range(6)], 0).confidence_interval(
         0.95
     )
     assert StudyResults(path).mean_gain("apple", "local").interval == pytest.approx(
