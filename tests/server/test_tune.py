@@ -315,7 +315,7 @@ def test_settings_with_which_a_hospital_diverges_do_not_win(table, tmp_path):
     (tmp_path / "silos").mkdir()
     for name, size in (("a", 1.0), ("b", 1e10)):
         x = rng.normal(size=(40, 3))
-        write_silo(tmp_path / "silos" / f"{name}.npz", x * size, (x[:, 0] > 0).astype(int))
+        write_silo(tmp_path / "silos" / f"{name}.npz", x * size, [int(v > 0) for v in x[:, 0]])
     asked = request(
         tmp_path / "silos",
         "random",
