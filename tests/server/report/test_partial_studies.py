@@ -234,8 +234,9 @@ def test_calibration_is_compared_seed_by_seed(tmp_path, local, apple, expected):
     def measured(content):
         for run in content["runs"]:
             each = local if run["strategy"] == "local" else apple
-            for values in run["per_silo"].values():
-                values["brier"] = each[run["seed"] - 1]
+            value = each[run["seed"] - 1]
+            for place, values in enumerate(run["per_silo"].values()):  # which differ a little
+                values["brier"] = value and value * (1 + (place - 2.5) / 1000)
 
     study = planted(tmp_path / "run", (SIX,) * 2, (BETTER,) * 2, seeds=(1, 2))
     assert f"calibration: {expected}" in said(changed(study, measured))
