@@ -319,7 +319,7 @@ def test_settings_with_which_a_hospital_diverges_do_not_win(table, tmp_path):
     asked = request(
         tmp_path / "silos",
         "random",
-        6,
+        16,  # draws depend on the data set's path; among so many are both rates
         strategies=["local"],
         space=["learning-rate=[0.1,1e30]"],
         partition="natural",
