@@ -142,6 +142,10 @@ def claim_choice(kind: str, choice: str, silo: str, state: str, run: str, what: 
 
     Raises PolicyRefusedError, with the text ``what``, if there was another choice before.
     """
+    if not state:
+        raise PolicyRefusedError(
+            f"{silo} refuses: it has no state-dir to remember what it was sent"
+        )
     find = "SELECT question FROM disclosed WHERE kind = ? AND silo = ? AND run = ?"
     with Record(Path(state)).write() as db:
         before = {question for (question,) in db.execute(find, (kind, silo, run))}

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from failing import fails
 from flwr.app import Context, Message, RecordDict
 from oracle import PATIENTS, Oracle
 from scipy.stats import norm
@@ -20,6 +21,8 @@ from study_text import TEXTS
 from tiny import forget_models, initial, settings_of, write_silo
 
 from client.app import app
+from client.privacy.checks import claim_model
+from client.protocol.policy import PolicyRefusedError
 from client.site.study import approvals
 from models.training import generator
 from partitions.schema import NO_SCHEMA, Schema
@@ -239,6 +242,22 @@ def test_an_imprint_layer_under_a_study(tmp_path):
     assert hospital.ask(context, 1, seeds) is not None
     assert hospital.ask(context, 2, imprint(NOTHING, HIDDEN)) is None
     assert "further from its last one than" in hospital.refusals[0]
+
+
+def test_a_study_without_a_state_directory_is_refused(tmp_path, monkeypatch):
+    """What the server has chosen would be noted in whatever folder the process is in."""
+    monkeypatch.chdir(tmp_path)
+    fails(
+        PolicyRefusedError,
+        "own refuses: it has no state-dir",
+        claim_model,
+        "d",
+        "own",
+        "",
+        1,
+        1,
+    )
+    assert not [*tmp_path.iterdir()]
 
 
 def test_refusals_do_not_say_where_the_silo_s_own_model_is(tmp_path):
