@@ -117,7 +117,8 @@ def local_round(work: Work) -> Handler:
             return RecordDict()
         progress.begins()
         vectors, metrics = work(session, client)
-        counts = {split: session.used_data.scored(split) for split in SPLITS}
+        measured = [split for split in SPLITS if any(f".{split}." in name for name in metrics)]
+        counts = {split: session.used_data.scored(split) for split in measured}
         least = session.min_samples
         if (
             least < math.inf

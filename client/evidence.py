@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,14 +81,23 @@ def people_of(part: Split) -> list[str]:
     )
 
 
-def people_by_part(session: ClientSession) -> list[list[str]]:
-    """Return the texts of the patients in each part of the silo's file."""
-    return [people_of(part) for part in whole_data(session).splits]
-
-
 def whole_data(session: ClientSession) -> SiloData:
     """Return all parts of the silo's file, whatever the run uses of it."""
     return open_data(session.settings, session.context, whole=True)
+
+
+NOTED = "SELECT answer FROM disclosed WHERE kind = 'parts' AND silo = ? AND data = ?"
+
+
+def people_by_part(
+    db: sqlite3.Connection, session: ClientSession, data: str
+) -> list[list[str]]:
+    """Return the texts of the patients in each part of the silo's file; they are noted once per version, ``data``."""
+    if (noted := db.execute(NOTED, (session.name, data)).fetchone()) is None:
+        noted = (json.dumps([people_of(part) for part in whole_data(session).splits]),)
+        disclose(db, "parts", silo=session.name, data=data, answer=noted[0])
+    parts: list[list[str]] = json.loads(noted[0])
+    return parts
 
 
 def groups_of(part: Split) -> list[tuple[int, str]]:
@@ -123,17 +133,12 @@ def may_measure(session: ClientSession) -> bool:
         before = {sha256 for (sha256,) in db.execute(find, (silo, model))}
         if data in before:
             return True
-        find = "SELECT answer FROM disclosed WHERE kind = 'parts' AND silo = ? AND data = ?"
-        if db.execute(find, (silo, data)).fetchone() is None:
-            here = json.dumps(people_by_part(session))
-            disclose(db, "parts", silo=silo, data=data, answer=here)
-        versions = [db.execute(find, (silo, version)).fetchone() for version in (data, *before)]
-        if (
-            None in versions
-        ):  # noted by an earlier silofl: how many patients differ is not known
+        now = people_by_part(db, session, data)
+        noted = [db.execute(NOTED, (silo, version)).fetchone() for version in before]
+        # By an earlier silofl: how many patients differ is not known
+        if None in noted:
             return False
-        now, *others = (json.loads(text) for (text,) in versions)
-        changed = (changed_patients(now, other) for other in others)
+        changed = (changed_patients(now, json.loads(text)) for (text,) in noted)
         if any(0 < patients < policy.min_sum_samples for patients in changed):
             return False
         disclose(db, "metrics", silo=silo, data=data, model=model)
@@ -144,10 +149,6 @@ def claim_answer(session: ClientSession, question: Question) -> None:
     """Note that this answer is about to leave. Raises PolicyRefusedError where the rule refuses it, else SiteError."""
     silo = session.name
     run = str(int(session.context.run_id))
-    if not session.state_dir:
-        raise PolicyRefusedError(
-            f"{silo} refuses: it has no state-dir to remember what it gave"
-        )
     kind, of_question = question.kind, (question.model, question.text)
     with Record(Path(session.state_dir)).write() as db:
         find = "SELECT model, question FROM disclosed WHERE kind = ? AND silo = ? AND run = ?"
@@ -283,7 +284,13 @@ def claim_evidence(client: SiloClient, session: ClientSession, least: int) -> No
     questions = {"evidence": of_model}
     if common is not None:
         questions["coverage"] = f"{of_model} {common!r}"
-    parts, groups = people_by_part(session), groups_of(whole_data(session).test)
+    if not session.state_dir:
+        raise PolicyRefusedError(
+            f"{session.name} refuses: it has no state-dir to remember what it gave"
+        )
+    with Record(Path(session.state_dir)).write() as db:
+        parts = people_by_part(db, session, data_sha256(session.context.node_config))
+    groups = groups_of(whole_data(session).test)
     data = hashlib.sha256(json.dumps([parts, groups]).encode()).hexdigest()
     people = [*itertools.chain.from_iterable(parts)]
     for kind, text in questions.items():
