@@ -28,4 +28,6 @@ SETTINGS: dict[str, str] = _TABLES["settings"]
 DEFAULTS: dict[str, bool | int | float | str] = _TABLES["defaults"]
 # Metrics of all tasks, and the evidence on a reported model, which a policy allows by these names
 METRICS: tuple[str, ...] = (*_TABLES["metrics"],)
+# Those that are less when a model is better, and have no largest value
+LOSSES: tuple[str, ...] = (*_TABLES["losses"],)
 EVIDENCE: tuple[str, ...] = (*_TABLES["evidence"],)

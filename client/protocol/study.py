@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from .envelope import body_of
-from .methods import DEFAULTS, METHODS, METRICS
+from .methods import DEFAULTS, LOSSES, METHODS, METRICS
 from .ours import sum_weights
 from .parsed import Frozen, SiteError, match_pattern, parse_values, read_toml, shorten
 from .policy import SCORE, Metrics, among
@@ -54,8 +54,8 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 Method = Annotated[str, among(*METHODS)]
 ENDS = ("score_low", "score_high")  # of the score's interval
 Metric = Annotated[str, among(SCORE, *(name for name in METRICS if name not in ENDS))]
-# Hundredths of a score: percentage points of an accuracy
-Points = Annotated[float, Field(gt=0, le=100)]
+# Of the metric: percentage points of an accuracy
+Hundredths = Annotated[float, Field(gt=0, le=MOST)]
 
 
 class Kebab(Frozen):
@@ -77,8 +77,8 @@ class Analysis(Kebab):
     split: Literal["test", "val"]
     seeds: Annotated[tuple[Count, ...], Field(strict=False, min_length=1, max_length=100)]
     rounds: Annotated[int, Field(ge=1, le=MOST)]
-    smallest_effect: Points  # the smallest mean gain worth having
-    harm_margin: Points  # a hospital that loses more is harmed
+    smallest_effect: Hundredths  # the smallest mean gain worth having
+    harm_margin: Hundredths  # a hospital that loses more is harmed
     secondary: Annotated[tuple[Method, ...], Field(strict=False, max_length=100)] = ()
     # The mean over hospitals that count alike, or over patients
     estimand: Literal["hospital", "patient"]
@@ -86,6 +86,18 @@ class Analysis(Kebab):
     @property
     def methods(self) -> tuple[str, ...]:
         return self.method, self.baseline, *self.secondary
+
+    @property
+    def unit(self) -> str:
+        return "hundredths" if self.metric in LOSSES else "points"
+
+    @model_validator(mode="after")
+    def limit_points(self) -> Self:
+        """Refuse a difference that no two shares have."""
+        for key in ("smallest_effect", "harm_margin"):
+            if self.unit == "points" and getattr(self, key) > 100:
+                raise ValueError(f"{key.replace('_', '-')} is more than 100 points")
+        return self
 
     @property
     def runs(self) -> list[tuple[str, int]]:
@@ -99,8 +111,8 @@ class Analysis(Kebab):
         sentences = [
             f"{self.method} against {self.baseline}: {self.metric} on each hospital's {self.split} data, mean over "
             f"{whose[self.estimand]}; {self.rounds} rounds, seeds {seeds}; tested at 5 %.",
-            f"A mean gain from {self.smallest_effect:g} points on is worth having. A hospital that loses more than "
-            f"{self.harm_margin:g} points is harmed.",
+            f"A mean gain from {self.smallest_effect:g} {self.unit} on is worth having. A hospital that loses more "
+            f"than {self.harm_margin:g} {self.unit} is harmed.",
         ]
         if self.secondary:
             sentences.append(

@@ -217,11 +217,14 @@ ACTIONS = (
             option(
                 "--effect",
                 "POINTS",
-                "[analysis]: the smallest mean gain worth having",
+                "[analysis]: the smallest mean gain worth having, in hundredths of the metric",
                 type=float,
             ),
             option(
-                "--harm", "POINTS", "[analysis]: a hospital's loss that is harm", type=float
+                "--harm",
+                "POINTS",
+                "[analysis]: a hospital's loss that is harm, in hundredths of the metric",
+                type=float,
             ),
             choice(
                 "--estimand",

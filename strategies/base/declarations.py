@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from models.evidence.measure import EVIDENCE
+from models.metrics import LOSSES
 from models.networks.registry import BUILT_IN, model_settings
 from models.tasks import all_metrics
 from partitions.common.settings import MOST, keys_of, toml_text
@@ -147,6 +148,7 @@ def method_table_text() -> str:
         "settings": bounded_settings(),
         "defaults": defaults(),
         "metrics": [*all_metrics()],
+        "losses": [*LOSSES],
         "evidence": [*EVIDENCE],
     }
     return json.dumps(tables, indent=1, ensure_ascii=False) + "\n"

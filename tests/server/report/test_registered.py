@@ -122,7 +122,7 @@ def test_the_analysis_is_shown_signed_and_summed_with_the_rest():
         ({"metric": '"auc"'}, "metrics does not have it"),
         ({"metric": '"score_low"'}, "metric"),
         ({"smallest_effect": "0"}, "smallest-effect"),
-        ({"harm_margin": "101"}, "harm-margin"),
+        ({"harm_margin": "101"}, "harm-margin is more than 100 points"),
         ({"harm_margin": ""}, "harm-margin"),
         ({"estimand": '"region"'}, "estimand"),
         ({"power": "0.8"}, "power"),
@@ -131,6 +131,19 @@ def test_the_analysis_is_shown_signed_and_summed_with_the_rest():
 def test_an_analysis_that_no_run_could_have_is_refused(changes, fault):
     with pytest.raises(SiteError, match=rf"^f: .*{fault}"):
         parse_study(protocol(**changes), "f")
+
+
+def test_a_loss_has_no_points():
+    """A gain of 2.5 days is 250 hundredths, and a share cannot gain more than 100 points."""
+    changes = {"metric": '"mae"', "smallest_effect": "250", "harm_margin": "400"}
+    text = protocol(**changes).replace("metrics = [", 'metrics = ["mae", ')
+    analysis = parse_study(text, "f").analysis
+    assert analysis
+    first, second, *_ = analysis.in_words()
+    assert first.startswith("apple against fedavg: mae on")
+    assert second == (
+        "A mean gain from 250 hundredths on is worth having. A hospital that loses more than 400 hundredths is harmed."
+    )
 
 
 @pytest.mark.parametrize(
