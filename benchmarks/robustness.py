@@ -541,7 +541,9 @@ def steps(methods: Sequence[str]) -> None:
     with (
         mock.patch("strategies.base.silo.check_received", note),
         mock.patch("client.session.Silo", allowed),
-        mock.patch("client.app.claim_model"),  # notes in a state directory, which simulated silos lack
+        mock.patch(
+            "client.app.claim_model"
+        ),  # notes in a state directory, which simulated silos lack
     ):
         for method, kinds in measured(methods, 8, STEPS_OF, distances):
             every = np.concatenate(kinds)

@@ -82,7 +82,7 @@ def inside(scenario: str, folder: Path) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=570,
+        timeout=1170,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]

@@ -7,7 +7,7 @@ from slurm_cluster import inside
 
 from client.site.runtime.worker import TOO_LATE
 
-pytestmark = [pytest.mark.network, pytest.mark.deployed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.network, pytest.mark.deployed, pytest.mark.timeout(1200)]
 
 
 def test_a_silo_that_waits_and_is_preempted_has_the_history_of_one_that_is_not(tmp_path):
