@@ -4,6 +4,7 @@ Flower's own Grid copies all parts of all messages at once, moves each part in a
 after so many tries. Its client, with address, token and repeated calls, is used.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +14,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from .internals import internal
-from .messages import LOST, error_code, name_message, with_content
+from .messages import FAILED, LOST, error_code, name_message, with_content
 from .slots import pull_by_slot
 from .transfers import LostPartError, keep_pieces, receive_parts, tree_of
 
@@ -43,7 +44,12 @@ class MessageGrid(Grid):
 
 
 class RuntimeGrid(MessageGrid):
-    """``grid``: Flower's own. ``report`` receives the progress of a long reply."""
+    """``grid``: Flower's own. ``report`` receives the progress of a long reply.
+
+    ``until``: the time (``time.monotonic``) after which a reply is not waited for whose parts have begun to come.
+    """
+
+    until = math.inf
 
     def __init__(self, grid: Any) -> None:
         keep_pieces()
@@ -109,7 +115,11 @@ class RuntimeGrid(MessageGrid):
         return [*map(self._pull, replies, answer.message_object_trees)]
 
     def _pull(self, bare: Any, tree: Any) -> Message:
-        """Return a reply with its parts, which the server may then drop; if they are lost, an error in its place."""
+        """Return a reply with its parts, which the server may then drop.
+
+        Where they are lost, or are no reply, an error is in its place: the other silos' replies go on. Who a reply is
+        of, and to what, the server has checked in ``bare`` alone.
+        """
         name, calls = bare.metadata.message_id, internal("message_pb2")
 
         def ask(part: str) -> Any:
@@ -117,7 +127,9 @@ class RuntimeGrid(MessageGrid):
             return pull_by_slot(self.client.PullObject, call)
 
         try:
-            parts = receive_parts(tree, ask, MOVERS, "receiving a reply", self.report)
+            parts = receive_parts(
+                tree, ask, MOVERS, "receiving a reply", self.report, until=self.until
+            )
         except LostPartError as error:
             lost: Message = with_content(bare, error=Error(error_code(LOST), str(error)))
             return lost
@@ -125,8 +137,13 @@ class RuntimeGrid(MessageGrid):
         # The reply is here: a call that fails costs memory of the server until the run ends
         with suppress(internal("http_grid").httpx.HTTPError):
             self.client.ConfirmMessageReceived(confirmed)
-        reply: Message = internal("inflatable_utils").inflate_object_from_contents(name, parts)
-        name_message(reply, name)
+        try:
+            sent = internal("inflatable_utils").inflate_object_from_contents(name, parts)
+            held = {"error": sent.error} if sent.has_error() else {"content": sent.content}
+        except Exception as fault:  # of any kind, for the parts are a stranger's
+            reason = f"its reply cannot be read ({type(fault).__name__})"
+            held = {"error": Error(error_code(FAILED), reason)}
+        reply: Message = with_content(bare, **held)
         return reply
 
     def _where(self) -> dict[str, Any]:

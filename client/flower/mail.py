@@ -24,7 +24,7 @@ from ..protocol.private import return_memory
 from .internals import internal
 from .messages import name_message, refuse
 from .slots import fill_slot
-from .transfers import enclose, is_whole, parts_in
+from .transfers import enclose, is_whole, parts_in, tree_fault
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
 # Between two looks at whether who waits, or a silo that is waited for, is still there; what has come wakes it at once
@@ -81,6 +81,9 @@ class Mail:
         self.came = threading.Condition()  # parts of replies: for ServerApps that wait
         self.given: dict[int, Any] = {}  # by run: the last answer to its ServerApp
         self.lock = threading.Lock()
+        self.trees = (
+            threading.Lock()
+        )  # a reply's tree is checked and stored without another one in between
         self.left = 0  # bytes of a ServerApp's calls since cycles were searched for
 
     def note(self, request: Any, answer: Any) -> None:
@@ -178,10 +181,16 @@ class Mail:
         # Flower takes a reply from each sender that names the message
         if pushed is None or pushed.node != request.node.node_id:
             return answers.PushMessagesResponse()
-        if self._is_too_large(pushed, request.ByteSize()):
+        if pushed.refused or self._is_too_large(pushed, request.ByteSize()):
             self.refuse(pushed)
             return answers.PushMessagesResponse()
-        answer = internal("fleet_handlers").push_messages(request, self.state)
+        with self.trees:
+            faults = (tree_fault(tree, self.store) for tree in request.message_object_trees)
+            if not (fault := next(filter(None, faults), "")):
+                answer = internal("fleet_handlers").push_messages(request, self.state)
+        if fault:
+            self.refuse(pushed, fault)
+            return answers.PushMessagesResponse()
         pushed.reply, pushed.session = metadata.message_id, answer.session_id
         self.sessions[answer.session_id] = pushed
         for tree in request.message_object_trees[:1]:
@@ -217,8 +226,8 @@ class Mail:
             if not (name in parts and state.store_object(run, session, name, parts[name]))
         ]
 
-    def refuse(self, pushed: PushedMessage) -> None:
-        """Discard the received parts of a reply and store an error in its place, once.
+    def refuse(self, pushed: PushedMessage, fault: str = "") -> None:
+        """Discard the received parts of a reply and store an error in its place, once; no fault: it is too large.
 
         A ServerApp that has begun to pull the reply waits for its parts, and goes on without the silo if none arrive.
         """
@@ -226,7 +235,7 @@ class Mail:
             first, pushed.refused = not pushed.refused, True
         if not first:
             return
-        line = self.too_large(pushed.most or 0)
+        line = fault or self.too_large(pushed.most or 0)
         logging.getLogger("flwr").warning("node %d: %s", pushed.node, line)
         if pushed.session:
             self.state._cleanup_push_session(pushed.session, cleanup_messages=True)

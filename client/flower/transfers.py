@@ -7,6 +7,7 @@ Small parts travel in the message's tree (:func:`enclose`).
 """
 
 import hashlib
+import math
 import mmap
 import threading
 import time
@@ -24,6 +25,9 @@ EVERY_SECONDS = 10.0  # between two lines
 # The first and the longest pause before a part that has not come is asked for again
 AGAIN_SECONDS = (0.05, 1.0)
 LAST_PARTS = 4  # come last and are tiny: the descriptions of a message, its content, a record and an array
+MOST_PARTS = 20_000  # of a reply; a model is one array, of 5 MiB a part
+# Bytes of the part that describes an array, from which Flower's `inflate` makes sixteen times as many
+MOST_DESCRIPTION = 1 << 22
 MOST_ENCLOSED = 1 << 16  # bytes of a message's parts that travel in its tree
 STALLED_SECONDS = 20.0  # without a part, until the line reports it
 Echo = Callable[[str], object]
@@ -124,6 +128,8 @@ def keep_pieces() -> None:
 
         @classmethod
         def inflate(cls, object_content: bytes, children: Any = None) -> Any:
+            if len(object_content) > MOST_DESCRIPTION:
+                raise ValueError("an array's description is too long")
             names = {name: SimpleNamespace(data=bytes.fromhex(name)) for name in children or {}}
             array = super().inflate(object_content, names)  # type: ignore[arg-type]
             data = array.data
@@ -166,10 +172,11 @@ def receive_parts(
     what: str,
     report: Echo,
     lasting: Callable[[bool], object] = lambda yes: None,
+    until: float = math.inf,
 ) -> dict[str, bytes]:
     """Return the parts of a message by their names: those in its tree, and the answers of ``ask`` to the other names.
 
-    The names are the server's: none is hashed. Raises LostPartError.
+    The names are the server's: none is hashed. Raises LostPartError, also for a part that is missing at ``until``.
     """
     names, parts = dict.fromkeys(object_ids(tree)), parts_in(tree)
     if missing := [name for name in names if name not in parts]:
@@ -182,6 +189,8 @@ def receive_parts(
                 while not (answer := ask(name)).object_available:
                     if not answer.object_found or transfer.over.wait(pause):
                         raise LostPartError(f"the server has no part {name} of it any more")
+                    if time.monotonic() > until:
+                        raise LostPartError("not all parts of it came in time")
                     pause = min(2 * pause, most)
                 parts[name] = transfer.add(answer.object_content)
 
@@ -214,6 +223,28 @@ def object_ids(tree: Any) -> list[str]:
     return [tree.object_id, *(name for child in tree.children for name in object_ids(child))]
 
 
+def tree_fault(tree: Any, store: Any) -> str:
+    """Return what is wrong with the tree of a reply; empty if nothing is.
+
+    Flower's store keeps the children that a part had first, wherever it is named again. So a tree that says less there
+    would be small when it comes, and any size when it is looked through.
+    """
+    children, waiting = dict[str, list[str]](), [tree]
+    if len(names := object_ids(tree)) > MOST_PARTS:
+        return f"its reply has {len(names)} parts; at most {MOST_PARTS}"
+    while waiting:
+        part = waiting.pop()
+        try:
+            known = object_ids(store.get_object_tree(part.object_id)) == object_ids(part)
+        except internal("NoObjectInStoreError"):
+            below = [child.object_id for child in part.children]
+            known = children.setdefault(part.object_id, below) == below
+            waiting += part.children
+        if not known:
+            return "its reply names a part with other parts in it than before"
+    return ""
+
+
 def enclose(tree: Any, get: Callable[[str], bytes | None]) -> None:
     """Put small parts of a message into its tree, each as a field that Flower's trees do not have.
 
@@ -225,6 +256,12 @@ def enclose(tree: Any, get: Callable[[str], bytes | None]) -> None:
         if content and len(content) <= room:
             room -= len(content)
             tree.MergeFromString(field(object_content=content).SerializeToString())
+
+
+def held_bytes(array: Any) -> int:
+    """Return the bytes of an array, whose pieces are not joined."""
+    pieces = array.__dict__.get("pieces")
+    return len(array.data) if pieces is None else sum(map(len, pieces))
 
 
 def size_of(part: Any) -> int:

@@ -19,16 +19,16 @@ from dataclasses import KW_ONLY, dataclass, field
 from logging import WARNING
 from statistics import median
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from client.flower.fleet import PATIENT_SECONDS, QUEUED_SECONDS
 from client.flower.grid import RuntimeGrid
-from client.flower.messages import GONE, UNREACHABLE, is_error, refuse, set_sender
+from client.flower.messages import GONE, UNREACHABLE, is_error, records_of, refuse, set_sender
 from client.flower.transfers import LONG_SECONDS, LostPartError
 from partitions.common.memory import return_memory
-from server.run.limits import OTHER_BYTES, group_id
+from server.run.limits import OTHER_BYTES, group_id, size_of
 from server.run.receipts import Receipts
 
 POLL_SECONDS = (0.02, 0.25)  # first and longest pause between two queries for replies
@@ -112,6 +112,7 @@ class Exchange:
         started = time.monotonic()
         if isinstance(self.grid, RuntimeGrid):
             self.grid.report = self._report_progress
+            self.grid.until = started + self.policy.timeout
         self.before_pull()
         online: Mapping[int, str] = self._activations()
         self.online |= set(online)
@@ -157,7 +158,7 @@ class Exchange:
 
         def pull() -> None:
             try:
-                pulled.set_result([*map(join_arrays, self.grid.pull_messages(ids))])
+                pulled.set_result([*map(self._join, self.grid.pull_messages(ids))])
             except BaseException as error:
                 pulled.set_exception(error)
 
@@ -169,6 +170,11 @@ class Exchange:
                 if pulled.done():
                     raise
                 online = self._check_presence(online)
+
+    def _join(self, reply: Message) -> Message:
+        """Return a reply with its arrays in one piece, but for one that is too large, and is refused later on."""
+        question = self.sent.get(reply.metadata.reply_to_message_id)
+        return join_arrays(reply, self.most(question) if question else 0)
 
     def _awaits(self) -> bool:
         """Return whether a reply may still come."""
@@ -302,11 +308,15 @@ class Exchange:
         return list(self.grid.push_messages(messages))
 
 
-def join_arrays(reply: Message) -> Message:
-    """Return a reply without the parts that it came in, which would wait with it for the other replies."""
+def join_arrays(reply: Message, most: int) -> Message:
+    """Return a reply without the parts that it came in, which would wait with it for the other replies.
+
+    A part may stand in an array any number of times. One that is larger than ``most`` bytes stays as it is.
+    """
     if reply.has_content():
-        for record in reply.content.values():
-            for array in record.values() if isinstance(record, ArrayRecord) else ():
+        records = [*records_of(reply.content, "Array").values()]
+        for record in records if sum(map(size_of, records)) <= most else ():
+            for array in record.values():
                 _ = array.data
         return_memory()
     return reply

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 
+from client.flower.transfers import held_bytes
 from partitions.common.errors import DataError
 from partitions.common.sizes import check_room
 
@@ -69,7 +70,7 @@ def size_of(record: object) -> int:
 def array_bytes(array: Array) -> int:
     # From a silo in this process; `data` would serialise it
     tensor = getattr(array, "tensor", None)
-    return len(array.data) if tensor is None else int(tensor.nbytes)
+    return held_bytes(array) if tensor is None else int(tensor.nbytes)
 
 
 def value_bytes(value: object) -> int:

@@ -46,18 +46,24 @@ class LogHead(Frozen):
 
 @dataclass
 class Receipts:
-    """The receipts of one run. ``key``: None: no receipts are issued. ``note`` reports a log that goes back."""
+    """The receipts of one run. ``key``: None: no receipts are issued. ``note`` reports a log that goes back.
+
+    ``names``: the registered ones by node, where there are any: a silo has receipts for its own log alone.
+    """
 
     key: Ed25519PrivateKey | None = None
     path: Path | None = None
     run: str = ""
     note: Callable[[str], object] = lambda line: None
+    names: Mapping[int, str] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)  # silo -> the last line with a receipt
     # Node -> the receipt for its last reply
     latest: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, directory: Path | None, note: Callable[[str], object]) -> Receipts:
+    def of(
+        cls, directory: Path | None, note: Callable[[str], object], names: Mapping[int, str]
+    ) -> Receipts:
         """Return the receipts of a run in this directory, with the earlier ones of a resumed run.
 
         Without a directory none are issued, as they could not be kept. Raises DataError for a file that is no key.
@@ -65,7 +71,8 @@ class Receipts:
         file = os.environ.get(KEY, "")
         if not file or directory is None:
             return cls()
-        receipts = cls(load_signing_key(Path(file)), directory / FILE, directory.name, note)
+        key = load_signing_key(Path(file))
+        receipts = cls(key, directory / FILE, directory.name, note, names)
         for text in read_kept(receipts.path or directory):
             try:
                 receipt = read_receipt(text)
@@ -91,11 +98,17 @@ class Receipts:
             if reply.has_error() or RECORD not in reply.content:
                 continue
             record = cast(Mapping[str, Any], reply.content.pop(RECORD))
-            if self.key is not None and (head := _head(record)) is not None:
+            node = reply.metadata.src_node_id
+            head = _head(record)
+            if head is not None and (name := self.names.get(node, head.silo)) != head.silo:
+                self.note(
+                    f"{name} says that its audit log is {printable(head.silo)}'s: no receipt"
+                )
+            elif self.key is not None and head is not None:
                 text = sign_receipt(
                     self.key, run=self.run, run_id=str(reply.metadata.run_id), **dict(head)
                 )
-                signed[reply.metadata.src_node_id] = head.silo, head.line, text
+                signed[node] = head.silo, head.line, text
         if signed and self.path is not None:
             append(
                 self.path,

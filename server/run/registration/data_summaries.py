@@ -54,6 +54,8 @@ class IdentityRegistry:
     # Flower's NodeInfo by node id: name and public key as registered
     nodes: dict[int, Any] = field(default_factory=dict)
     warned: bool = False
+    # Of all nodes so far, where names are registered
+    names: dict[int, str] = field(default_factory=dict)
 
     def update(self, nodes: Iterable[Any]) -> list[int]:
         """Set the nodes that are online, and return their ids."""
@@ -64,6 +66,8 @@ class IdentityRegistry:
                 "the silos' keys are registered without names: a silo may call itself what it likes",
             )
             self.warned = True
+        if self.has_names:
+            self.names |= {node: self.registered_name(node) for node in self.nodes}
         return sorted(self.nodes)
 
     @property
@@ -190,7 +194,7 @@ class SummaryRequests:
     reporter: Reporter
     receipts: Receipts
     late: LateJoiners
-    identities: IdentityRegistry = field(default_factory=IdentityRegistry)
+    identities: IdentityRegistry
     # Silo that is not in the resumed run -> message
     strangers: dict[str, str] = field(default_factory=dict)
     # Node -> requests that ended in a crash or without a reply

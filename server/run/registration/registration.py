@@ -19,7 +19,12 @@ from partitions.schema import few, find_moved, read_schema
 from server.results.reasons import merge_reasons
 from server.results.run_directory import RunDirectory
 from server.run.receipts import Receipts
-from server.run.registration.data_summaries import Candidates, LateJoiners, SummaryRequests
+from server.run.registration.data_summaries import (
+    Candidates,
+    IdentityRegistry,
+    LateJoiners,
+    SummaryRequests,
+)
 from server.run.reporter import WEIGHTS, Progress, Reporter
 from strategies.base.aggregation.secure import weights_of
 from strategies.base.plan import OFFLINE, SiloInfo
@@ -165,7 +170,10 @@ class Registration:
         self.common = settings.common
         self.run_name = directory.name if directory else ""
         self.reporter = Reporter(settings.common, directory, watch)
-        self.receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
+        self.identities = IdentityRegistry()
+        self.receipts = Receipts.of(
+            directory.path if directory else None, self.reporter.note, self.identities.names
+        )
         self.trains = settings.strategy.info.trains
         self.summaries: dict[str, dict[str, Any]] = {}
         self.data_spec = DataSpec(True, (), 1)
@@ -178,9 +186,8 @@ class Registration:
         self.faulty: dict[int, str] = {}
         self.late = LateJoiners(settings.common)
         self.requests = SummaryRequests(
-            grid, settings.common, self.reporter, self.receipts, self.late
+            grid, settings.common, self.reporter, self.receipts, self.late, self.identities
         )
-        self.identities = self.requests.identities
         # Silo -> fingerprint of its key, if its name is registered
         self.keys: dict[str, str] = {}
         self.nodes: dict[int, str] = {}  # node -> name, also of nodes that do not take part

@@ -6,6 +6,8 @@ State, store and service are Flower's, behind gRPC on the loopback interface; th
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,16 +24,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from failing import fails
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.metadata import Metadata
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PushObjectRequest
-from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node, NodeInfo
+from flwr.proto.runtime_pb2 import (
+    GetNodesResponse,
+    PullAppMessagesRequest,
+    PushAppMessagesRequest,
+)
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
@@ -52,8 +58,10 @@ from client.flower.fleet import (
     request,
     signed_text,
 )
+from client.flower.grid import RuntimeGrid
 from client.flower.internals import internal
 from client.flower.mail import GATHER_SECONDS, HELD_SECONDS, MOST_TIMES, WAIT_SECONDS, Mail
+from client.flower.messages import FAILED, LOST, is_error
 from client.flower.service import (
     METHODS,
     MOST_CALL,
@@ -63,11 +71,13 @@ from client.flower.service import (
     handler_of,
     missing_seams,
 )
-from client.flower.transfers import enclose, object_ids, parts_in, tree_of
+from client.flower.transfers import MOST_PARTS, enclose, object_ids, parts_in, tree_of
 from client.protocol.envelope import load_node_key
+from partitions.common.errors import DataError
 from server.deploy.control import Control
 from server.deploy.superlink import start_superlink as superlink_main
-from server.run.limits import group_id, most_bytes, too_large
+from server.run.exchange import Exchange, TimeoutPolicy, join_arrays
+from server.run.limits import check_reply, group_id, most_bytes, too_large
 
 
 class StoppedClock:
@@ -740,3 +750,213 @@ def test_a_whole_superlink_lets_a_silo_wait(tmp_path):
         with Fleet(f"127.0.0.1:{running.fleet}", ca, key) as fleet:
             until = time.monotonic() + 1.5
             assert not fleet.ask("PullMessages").messages_list and time.monotonic() >= until
+
+
+# ---- A reply of a registered silo that means harm -------------------------------------------------------------------
+
+
+NUMBERS = itertools.count(1.0)
+
+
+class HostileReply:
+    """A reply in parts of the test's making, the root first, to a message that the server has stored."""
+
+    def __init__(self, server, *, most=1 << 22):
+        self.server, self.asked = server, server.store(next(NUMBERS), group=group_id(most))
+
+    def begin(self, tree, **metadata):
+        server, now = self.server, time.time()
+        fields = {"src_node_id": server.node, "reply_to_message_id": self.asked, **metadata}
+        named = Metadata(
+            run_id=server.run,
+            message_id="",
+            dst_node_id=SUPERLINK_NODE_ID,
+            group_id="",
+            created_at=now,
+            ttl=30.0,
+            message_type="train",
+            **fields,
+        )
+        reply = make_message(named, RecordDict())
+        named.__dict__["_message_id"] = tree.object_id
+        request = PushMessagesRequest(
+            node=Node(node_id=server.node),
+            messages_list=[message_to_proto(reply)],
+            message_object_trees=[tree],
+        )
+        return server.silo().stub.PushMessages(request)
+
+    def send(self, parts, **metadata):
+        """All of it; what the ServerApp then has."""
+        (_, tree), *_ = trees = [(part_id(part), tree_below(part, parts)) for part in parts]
+        answer = self.begin(tree, **metadata)
+        contents = dict(zip([name for name, _ in trees], parts, strict=True))
+        for name in answer.objects_to_push:
+            part = PushObjectRequest(
+                node=Node(node_id=self.server.node),
+                run_id=self.server.run,
+                session_id=answer.session_id,
+                object_id=name,
+                object_content=contents[name],
+            )
+            assert self.server.silo().stub.PushObject(part).stored
+        return self.pulled()
+
+    def pulled(self):
+        (reply,) = grid_of(self.server).pull_messages([self.asked])
+        return reply
+
+
+def part_id(part):
+    return hashlib.sha256(part).hexdigest()
+
+
+def part_of(kind, body, children=()):
+    """A part as Flower writes it."""
+    names = ",".join(map(part_id, children))
+    return f"{kind} {names} {len(body)}".encode() + b"\0" + body
+
+
+def tree_below(part, parts):
+    _, names, _ = part.split(b"\0")[0].decode().split(" ")
+    children = [known for known in parts if part_id(known) in names.split(",")]
+    return ObjectTree(
+        object_id=part_id(part), children=[tree_below(child, parts) for child in children]
+    )
+
+
+def grid_of(server):
+    """The Grid of a ServerApp, whose calls are answered in this process."""
+    task, handlers = SimpleNamespace(run_id=server.run), server.handlers
+
+    def call(name):
+        return lambda request: getattr(handlers, name)(request, server.states.state(), task)
+
+    node = NodeInfo(node_id=server.node, last_activated_at="now", heartbeat_interval=60.0)
+    client = SimpleNamespace(
+        GetNodes=lambda request: GetNodesResponse(nodes=[node]),
+        PushMessages=call("push_messages"),
+        PushObject=call("push_object"),
+        PullMessages=call("pull_messages"),
+        PullObject=call("pull_object"),
+        ConfirmMessageReceived=lambda request: None,
+    )
+    return RuntimeGrid(
+        SimpleNamespace(_runtime_client=client, run=SimpleNamespace(run_id=server.run))
+    )
+
+
+def test_a_tree_that_stands_for_a_larger_one_is_refused(server):
+    """Each part is named twice on each of forty levels, with all that is in it only once: it has 80 names, and the
+    store would look through 2^40. So is one that names what the store has, and not all of it; and too many parts."""
+    names = [part_id(str(depth).encode()) for depth in range(41)]
+    deep = ObjectTree(object_id=names[0])
+    for name, below in itertools.pairwise(names):
+        deep = ObjectTree(object_id=below, children=[deep, ObjectTree(object_id=name)])
+    small = ObjectTree(object_id=names[1], children=[ObjectTree(object_id=names[0])] * 2)
+    again = ObjectTree(object_id=names[2], children=[ObjectTree(object_id=names[1])] * 2)
+    many = ObjectTree(
+        object_id=names[3], children=[ObjectTree(object_id=names[4])] * MOST_PARTS
+    )
+    told = "names a part with other parts in it than before"
+    for tree, fault in ((deep, told), (small, ""), (again, told), (many, "has 20001 parts")):
+        reply = HostileReply(server)
+        assert bool(reply.begin(tree).objects_to_push) == (not fault)
+        if fault:
+            assert fault in reply.pulled().error.reason
+            assert not reply.begin(small).objects_to_push  # nor anything after it
+
+
+EMPTY = message_to_proto(
+    make_message(Metadata(1, "", 1, 1, "", "", 0.0, 1.0, "train"), RecordDict())
+)
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        (part_of("Message", b"\xff\xff\xff"), "DecodeError"),
+        (part_of("ArrayChunk", b"hello"), "AttributeError"),
+        (part_of("Message", EMPTY.SerializeToString()), "IndexError"),
+    ],
+    ids=["no message", "another part", "without a content"],
+)
+def test_a_reply_that_cannot_be_read_is_its_silos_error(server, part, fault):
+    reply = HostileReply(server).send([part])
+    assert is_error(reply, FAILED) and fault in reply.error.reason
+    assert reply.metadata.src_node_id == server.node
+
+
+def test_who_replies_and_to_what_is_what_the_server_has_checked(server):
+    """The reply's first part has such fields, too."""
+    asked, other = (HostileReply(server) for _ in range(2))
+    reply = asked.server.silo()
+    message = make_message(
+        Metadata(server.run, "", 77, SUPERLINK_NODE_ID, other.asked, "", 0.0, 9.0, "train"),
+        RecordDict({"metrics": MetricRecord({"loss": 1.0})}),
+    )
+    parts = [part.deflate() for part in get_all_nested_objects(message).values()]
+    parts.sort(key=lambda part: not part.startswith(b"Message"))
+    reply = asked.send(parts)
+    assert reply.content["metrics"] == {"loss": 1.0}
+    assert reply.metadata.reply_to_message_id == asked.asked
+    assert reply.metadata.src_node_id == server.node
+
+
+def test_an_array_of_one_part_many_times_is_not_joined(server):
+    """Its parts have a megabyte, and it has a thousand: it is refused by its size, which is counted."""
+    record = ArrayRecord([np.zeros(1 << 17)])
+    message = make_message(
+        Metadata(server.run, "", server.node, 1, "", "", 0.0, 9.0, "train"),
+        RecordDict({"model": record}),
+    )
+    names = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    for name in sorted(names, key=lambda name: names[name].count(b","), reverse=True):
+        if names[name].startswith(b"Array "):
+            head, body = names[name].split(b"\0", 1)
+            body = body.replace(
+                b'"arraychunk_ids": [0]', b'"arraychunk_ids": [' + b"0," * 999 + b"0]"
+            )
+            larger = b" ".join([*head.split(b" ")[:2], str(len(body)).encode()]) + b"\0" + body
+            array, new = name, larger
+    parts = renamed(names, array, new)
+    reply = HostileReply(server).send(parts)
+    (array,) = reply.content["model"].values()
+    joined = join_arrays(reply, 1 << 22)
+    assert len(array.__dict__["pieces"]) == 1000
+    with pytest.raises(DataError, match="more than 4194304 bytes"):
+        check_reply(joined.content, ("model",), 1 << 22)
+    assert len(array.__dict__["pieces"]) == 1000
+    assert len(array.data) == 1000 * (record["0"].data.__len__())
+
+
+def renamed(names, old, new):
+    """The parts of a message, the root first, in which one is another."""
+    while old:
+        names = {name: part for name, part in names.items() if name != old} | {
+            part_id(new): new
+        }
+        above = [name for name, part in names.items() if old.encode() in part]
+        old, new = (
+            (above[0], names[above[0]].replace(old.encode(), part_id(new).encode()))
+            if above
+            else ("", b"")
+        )
+    parts = list(names.values())
+    return sorted(parts, key=lambda part: not part.startswith(b"Message "))
+
+
+def test_a_reply_whose_parts_do_not_come_is_not_waited_for(server, monkeypatch):
+    """At the end of the round the others' replies have come, and this one is lost."""
+    monkeypatch.setattr(mail_module, "HELD_SECONDS", 0.0)
+    reply = HostileReply(server)
+    reply.begin(
+        ObjectTree(object_id=part_id(b"root"), children=[ObjectTree(object_id=part_id(b"1"))])
+    )
+    grid = grid_of(server)
+    grid.until = time.monotonic() + 0.1
+    (lost,) = grid.pull_messages([reply.asked])
+    assert is_error(lost, LOST) and lost.error.reason == "not all parts of it came in time"
+    exchange = Exchange(grid, TimeoutPolicy(30.0, watches=True))
+    exchange.run([])
+    assert 29 < grid.until - time.monotonic() <= 30

@@ -73,7 +73,7 @@ def test_a_chunk_of_a_reply_is_gone_once_it_is_in_its_array(monkeypatch):
     tracemalloc.start()
     try:
         contents = {name: part.deflate() for name, part in objects.items()}
-        reply = join_arrays(utils.inflate_object_from_contents(whole, contents))
+        reply = join_arrays(utils.inflate_object_from_contents(whole, contents), 1 << 30)
         left.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from taken import silofl
 from tiny import audited, federate, notes, random_silos, round_of
 
+from client.flower.messages import set_sender
 from client.protocol import receipts
 from client.protocol.keys import make_signing_key
 from client.site.head import Head
 from client.site.trust import audit
 from client.site.trust.receipts import known_key
 from server.run.receipts import KEY, Receipts
+from server.run.registration.data_summaries import IdentityRegistry
 from server.simulation.engine import flower_identity
 
 SILOS = {"a": 6, "b": 11, "c": 8}
@@ -201,7 +204,7 @@ def test_a_silo_says_nonsense_of_its_log(tmp_path):
         {"hash": "x"},
     ]
     bad += [{"silo": ""}, {"silo": "x" * 999}, {"silo": 5}, {"hash": b"0" * 64}]
-    found = Receipts.of(tmp_path, lambda line: None)
+    found = Receipts.of(tmp_path, lambda line: None, {})
     with flower_identity():
         asked = Message(
             RecordDict({"config": ConfigRecord({})}), dst_node_id=1, message_type="train"
@@ -218,3 +221,28 @@ def test_a_silo_says_nonsense_of_its_log(tmp_path):
         found.take([Message(RecordDict({receipts.RECORD: ConfigRecord(good)}), reply_to=asked)])
     assert len(receipts.read_kept(tmp_path / receipts.FILE)) == 1
     assert json.loads(receipts.read_kept(tmp_path / receipts.FILE)[0])["receipt"]
+
+
+def test_a_silo_has_receipts_for_its_own_log_alone(tmp_path):
+    """Another hospital would be accused of lines that it has not: names are the registered ones, also of who left."""
+    identities, said = IdentityRegistry(), list[str]()
+    nodes = [
+        SimpleNamespace(node_id=n, name=name, public_key=b"")
+        for n, name in enumerate(["a", "b", ""])
+    ]
+    identities.update(nodes)
+    identities.update(nodes[:1])
+    found = Receipts.of(tmp_path, said.append, identities.names)
+    with flower_identity():
+        for node, line in ((0, 5), (1, 10**12), (2, 10**12), (0, 6)):
+            asked = Message(
+                RecordDict({"config": ConfigRecord({})}), dst_node_id=node, message_type="train"
+            )
+            record = ConfigRecord({"silo": "a", "line": line, "hash": "0" * 64})
+            reply = Message(RecordDict({receipts.RECORD: record}), reply_to=asked)
+            found.take([set_sender(reply, asked)])
+    kept = map(receipts.read_receipt, receipts.read_kept(tmp_path / receipts.FILE))
+    assert [(receipt.silo, receipt.line) for receipt in kept] == [("a", 5), ("a", 6)]
+    assert said == [
+        f"{name} says that its audit log is a's: no receipt" for name in ("b", "node 2")
+    ]
