@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from client.app import app as client_app
@@ -22,27 +23,24 @@ from server.simulation.engine import InProcessGrid, flower_identity
 from strategies import strategies
 from strategies.base.run_settings import RunSettings, parse_settings
 
-Timed = Callable[[], object]
 T = TypeVar("T")
 
 
-def seconds(work: Timed) -> float:
-    started = time.perf_counter()
-    work()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
-def interleaved(works: Mapping[str, Timed], repeats: int = 5) -> dict[str, list[float]]:
-    """Return the seconds of each work, ``repeats`` times, in turns, after one untimed turn."""
-    for work in works.values():
-        work()
+def interleaved(
+    works: Mapping[str, Callable[[], object]],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Return the seconds of each work, ``repeats`` times, in turns, after one turn that does not count."""
     times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats):
+    for _ in range(1 + repeats):
         for name, work in works.items():
-            times[name].append(seconds(work))
-    return times
+            started = clock()
+            work()
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()
+            times[name].append(clock() - started)
+    return {name: seconds[1:] for name, seconds in times.items()}
 
 
 def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
@@ -53,10 +51,20 @@ def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
     }
 
 
-def table(rows: list[list[str]], header: list[str]) -> str:
-    """Return a Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+def print_table(header: str, rows: Iterable[Sequence[object]]) -> None:
+    """Print a Markdown table, each row when it is there. ``header``: names with `` | `` between them.
+
+    Floats have two digits.
+    """
+    names = header.split(" | ")
+    for row in itertools.chain([names, ["---"] * len(names)], rows):
+        cells = [f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def command_line(description: str | None) -> ArgumentParser:
+    """Return a parser that shows a module's docstring as it stands."""
+    return ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
 
 
 class Prepared:
@@ -68,11 +76,11 @@ class Prepared:
         self.settings: RunSettings = parse_settings(
             {"evaluate-every": 0, "rounds": 10_000, **values}
         )
-        directory = None
+        directory = states = None
         if on_disk:
             self.folder = tempfile.TemporaryDirectory()
             directory = RunDirectory(Path(self.folder.name))
-        states = directory.checkpoint(self.settings.run_key) / "silos" if directory else None
+            states = directory.checkpoint(self.settings.run_key) / "silos"
         grid = InProcessGrid(
             client_app, self.settings.common.silos, self.settings.flat(), states
         )
@@ -96,6 +104,13 @@ def whole_run(values: Mapping[str, Any]) -> RoundLoop:
     return loop
 
 
+def final_scores(loop: RoundLoop, metric: str = "accuracy") -> dict[str, float]:
+    """Return each silo's last test score, of the snapshot that the method's paper reports."""
+    wanted = ("test", loop.settings.strategy.info.reports, metric)
+    rows = loop.history.rows
+    return {r.silo: r.value for r in rows if (r.split, r.snapshot, r.metric) == wanted}
+
+
 def each_method(values: Mapping[str, Any], make: Callable[[dict[str, Any]], T]) -> dict[str, T]:
     """Call ``make`` on the settings with each method, except those that refuse them (fedbn without its layers)."""
     prepared = {}
@@ -103,22 +118,3 @@ def each_method(values: Mapping[str, Any], make: Callable[[dict[str, Any]], T]) 
         with contextlib.suppress(UserError):
             prepared[name] = make({**values, "strategy": name})
     return prepared
-
-
-def random_pictures(file: Path, shape: Sequence[int], silos: int, samples: int) -> None:
-    """Write an .npz of random pictures (height, width, channels) of ten classes, ``samples`` per silo for training.
-
-    Half as many are for validation, half as many for testing.
-    """
-    rng = np.random.default_rng(0)
-    count = 2 * samples * silos
-    x, y = rng.integers(0, 256, (count, *shape), np.uint8), np.arange(count) % 10
-    np.savez(
-        file,
-        x_train=x[::2],
-        y_train=y[::2],
-        x_val=x[1::4],
-        y_val=y[1::4],
-        x_test=x[3::4],
-        y_test=y[3::4],
-    )

@@ -19,8 +19,8 @@ docs/uncertainty.md has the figures.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +28,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from benchmarks.common import table
+from benchmarks.common import command_line, print_table
 from benchmarks.reference_gains import crossed_mean, over_cohorts
 from server.planning.power import CORRELATION, Design, half_widths, measure
 from server.report import inference
-from server.report.inference import Gain, accuracy_interval, from_intervals
+from server.report.inference import Gain, Interval, accuracy_interval, from_intervals
 
 Array = npt.NDArray[Any]
 Generator = np.random.Generator
@@ -43,27 +43,26 @@ FAR = 0.35  # how much more than the others a hospital gains that stands out
 RARE = 1 / 7
 
 
-def shares(means: Array, halves: Array, truth: Array | float) -> list[str]:
-    """Return coverage, and the shares of studies that show a gain and that show a loss."""
-    covered = np.abs(means - truth) <= halves
-    return [f"{np.mean(each):.3f}" for each in (covered, means > halves, means < -halves)]
+def share(held: Array | Sequence[bool]) -> str:
+    return f"{np.mean(held):.3f}"
 
 
 def of_report(values: Array, truth: Array | float, design: Design) -> list[str]:
-    return shares(values.mean(1), half_widths(values, 1, design.least_error), truth)
+    """Return coverage, and the shares of studies that show a gain and that show a loss."""
+    means, halves = values.mean(1), half_widths(values, 1, design.least_error)
+    claims = np.abs(means - truth) <= halves, means > halves, means < -halves
+    return [share(claim) for claim in claims]
 
 
-def power(draws: int) -> Iterator[list[str]]:
-    for hospitals in HOSPITALS:
+def power(draws: int) -> Iterator[list[object]]:
+    for hospitals, seeds in itertools.product(HOSPITALS, (1, 2, 3, 5)):
         patients = tuple(np.linspace(30, 200, hospitals).astype(int).tolist())
-        for seeds in (1, 2, 3, 5):
-            row, design = [f"{hospitals}", f"{seeds}"], Design(patients, 0.03, seeds=seeds)
-            for mean in (0.05, 0.0):
-                rng = np.random.default_rng(3)
-                gains = rng.normal(mean, 0.03, (draws, hospitals))
-                covered, up, down = of_report(measure(design, gains, rng), mean, design)
-                row += [up, covered] if mean else [covered, up, down]
-            yield row
+        design, columns = Design(patients, 0.03, seeds=seeds), list[str]()
+        for mean in (0.05, 0.0):
+            rng = np.random.default_rng(3)
+            gains = rng.normal(mean, 0.03, (draws, hospitals))
+            columns += of_report(measure(design, gains, rng), mean, design)
+        yield [hospitals, seeds, *columns]
 
 
 def stands_out(hospitals: int, far: float) -> Array:
@@ -91,134 +90,115 @@ SPREADS: dict[str, Callable[[Generator, int], Array]] = {
 }
 
 
-def settings(draws: int) -> Iterator[list[str]]:
-    for name, spread in SPREADS.items():
-        for patients in (20, 50, 200):
-            row = [name, f"{patients}"]
-            for hospitals in HOSPITALS:
-                rng = np.random.default_rng(3)
-                gains = np.array([spread(rng, hospitals) for _ in range(draws)])
-                design = Design((patients,) * hospitals, 0.0)
-                values = measure(design, gains, rng)
-                row.append(" ".join(of_report(values, 0.0, design)))
-            yield row
+def settings(draws: int) -> Iterator[list[object]]:
+    for (name, spread), patients in itertools.product(SPREADS.items(), (20, 50, 200)):
+        row: list[object] = [name, patients]
+        for hospitals in HOSPITALS:
+            rng, design = np.random.default_rng(3), Design((patients,) * hospitals, 0.0)
+            gains = np.array([spread(rng, hospitals) for _ in range(draws)])
+            row.append(" ".join(of_report(measure(design, gains, rng), 0.0, design)))
+        yield row
 
 
-def over_seeds(draws: int) -> Iterator[list[str]]:
-    for common in (0, 2, 4):
-        for hospitals in (6, 12):
-            row, design = [f"{common}", f"{hospitals}"], Design((200,) * hospitals, 0.0)
-            for seeds in (2, 3, 5, 10):
-                rng = np.random.default_rng(3)
-                together = rng.normal(0, common / 100, (draws, 1, seeds))
-                gains = together + rng.normal(0, 0.03, (draws, hospitals, 1))
-                gains = gains + rng.normal(0, 0.02, (draws, hospitals, seeds))
-                values = np.stack(
-                    [measure(design, gains[..., s], rng) for s in range(seeds)], -1
-                )
-                crossed = [crossed_mean(study) for study in values]
-                held = np.mean([e.interval[0] <= 0 <= e.interval[1] for e in crossed])
-                drawn = replace(design, seeds=seeds)
-                truths = together.mean((1, 2)), 0.0
-                of = [of_report(values.mean(2), truth, drawn)[0] for truth in truths]
-                row.append(f"{of[0]}, {of[1]}, {held:.3f}")
-            yield row
-
-
-def cohorts(draws: int) -> Iterator[list[str]]:
-    """Cohorts of 6 to 38 hospitals with ten repeats; gains in per cent, with a deviation of 10 between hospitals."""
-    sizes = (16, 6, 6, 38, 6, 10)
-    for count in (3, 4, 6):
-        for between in (0.0, 3.0, 6.0):
-            rng, held, new, claimed = np.random.default_rng(3), [], [], []
-            for _ in range(draws // 4):
-                studies = []
-                for hospitals in sizes[:count]:
-                    gains = rng.normal(0, between) + rng.normal(0, 10, (hospitals, 1))
-                    gains = gains + rng.normal(0, 1, 10) + rng.normal(0, 10, (hospitals, 10))
-                    studies.append(crossed_mean(gains))
-                pooled = over_cohorts(studies)
-                assert pooled is not None
-                held.append(pooled.interval[0] <= 0 <= pooled.interval[1])
-                claimed.append(pooled.interval[0] > 0)
-                low, high = pooled.prediction
-                new.append(low <= rng.normal(0, between) <= high)
-            yield [
-                f"{count}",
-                f"{between:g}",
-                *(f"{np.mean(each):.3f}" for each in (held, claimed, new)),
+def over_seeds(draws: int) -> Iterator[list[object]]:
+    for common, hospitals in itertools.product((0, 2, 4), (6, 12)):
+        row: list[object] = [common, hospitals]
+        for seeds in (2, 3, 5, 10):
+            rng, design = np.random.default_rng(3), Design((200,) * hospitals, 0.0, seeds=seeds)
+            together = rng.normal(0, common / 100, (draws, 1, seeds))
+            gains = together + rng.normal(0, 0.03, (draws, hospitals, 1))
+            gains = gains + rng.normal(0, 0.02, (draws, hospitals, seeds))
+            of_seed = replace(design, seeds=1)
+            values = np.stack([measure(of_seed, gains[..., s], rng) for s in range(seeds)], -1)
+            of = [
+                of_report(values.mean(2), truth, design)[0]
+                for truth in (together.mean((1, 2)), 0.0)
             ]
+            row.append(
+                ", ".join([*of, share([holds(crossed_mean(v).interval) for v in values])])
+            )
+        yield row
+
+
+def holds(interval: Interval, truth: float = 0.0) -> bool:
+    low, high = interval
+    return low <= truth <= high
+
+
+def cohorts(draws: int) -> Iterator[list[object]]:
+    """Cohorts of 6 to 38 hospitals with ten repeats; gains in per cent, with a deviation of 10 between hospitals."""
+    for count, between in itertools.product((3, 4, 6), (0.0, 3.0, 6.0)):
+        rng, outcomes = np.random.default_rng(3), list[tuple[bool, ...]]()
+        for _ in range(draws // 4):
+            studies = []
+            for hospitals in (16, 6, 6, 38, 6, 10)[:count]:
+                gains = rng.normal(0, between) + rng.normal(0, 10, (hospitals, 1))
+                gains = gains + rng.normal(0, 1, 10) + rng.normal(0, 10, (hospitals, 10))
+                studies.append(crossed_mean(gains))
+            pooled = over_cohorts(studies)
+            assert pooled is not None
+            new = holds(pooled.prediction, rng.normal(0, between))
+            outcomes.append((holds(pooled.interval), pooled.interval[0] > 0, new))
+        yield [count, f"{between:g}", *map(share, zip(*outcomes, strict=True))]
 
 
 def one_silo(rng: Generator, gains: Array, patients: int) -> dict[int, Gain]:
     """Return the differences of accuracies of a hospital whose true gains are these, by seed, on the same patients."""
     base = rng.standard_normal(patients)
     mine = CORRELATION * base + np.sqrt(1 - CORRELATION**2) * rng.standard_normal(patients)
-    b = float((base < special.ndtri(Design((), 0.0).base)).mean())
-    seeds = {}
-    for seed, gain in enumerate(gains):
-        a = float((mine < special.ndtri(Design((), 0.0).base + gain)).mean())
-        seeds[seed] = difference(a, b, patients)
-    return seeds
+    right = Design((), 0.0).base
+    a = [float((mine < special.ndtri(right + gain)).mean()) for gain in gains]
+    b = float((base < special.ndtri(right)).mean())
+    return {seed: difference(each, b, patients) for seed, each in enumerate(a)}
 
 
 def difference(a: float, b: float, n: int) -> Gain:
     return Gain(a - b, from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, n)))
 
 
-def over_one_silo(draws: int) -> Iterator[list[str]]:
-    for between in (0, 2, 5, 10):
-        for patients in PATIENTS:
-            row = [f"{between}", f"{patients}"]
-            for seeds in (1, 2, 3, 5, 10):
-                rng, held = np.random.default_rng(3), []
-                for _ in range(draws):
-                    gains = np.clip(rng.normal(0, between / 100, seeds), -0.35, 0.35)
-                    low, high = inference.over_seeds(one_silo(rng, gains, patients)).interval
-                    held.append(low <= 0 <= high)
-                row.append(f"{np.mean(held):.3f}")
-            yield row
+def over_one_silo(draws: int) -> Iterator[list[object]]:
+    for between, patients in itertools.product((0, 2, 5, 10), PATIENTS):
+        row: list[object] = [between, patients]
+        for seeds in (1, 2, 3, 5, 10):
+            rng, held = np.random.default_rng(3), []
+            for _ in range(draws):
+                gains = np.clip(rng.normal(0, between / 100, seeds), -0.35, 0.35)
+                gain = inference.over_seeds(one_silo(rng, gains, patients))
+                held.append(holds(gain.interval))
+            row.append(share(held))
+        yield row
 
 
-PARTS: dict[str, tuple[Callable[[int], Iterator[list[str]]], list[str]]] = {
+# Each part's rows by number of draws, and its columns
+PARTS: dict[str, tuple[Callable[[int], Iterator[list[object]]], str]] = {
     "power": (
         power,
-        [
-            "hospitals",
-            "seeds",
-            "shown",
-            "held",
-            "held, no gain",
-            "gain claimed",
-            "loss claimed",
-        ],
+        "hospitals | seeds | held | shown | loss shown | held, no gain | gain claimed | loss claimed",
     ),
     "settings": (
         settings,
-        ["gains", "patients", *(f"{n}: held, gain, loss" for n in HOSPITALS)],
+        " | ".join(["gains", "patients", *(f"{n}: held, gain, loss" for n in HOSPITALS)]),
     ),
     "seeds": (
         over_seeds,
-        ["seeds move all by", "hospitals", *(f"{n} seeds" for n in (2, 3, 5, 10))],
+        "seeds move all by | hospitals | 2 seeds | 3 seeds | 5 seeds | 10 seeds",
     ),
-    "cohorts": (cohorts, ["cohorts", "differ by", "held", "gain claimed", "new cohort held"]),
+    "cohorts": (cohorts, "cohorts | differ by | held | gain claimed | new cohort held"),
     "silo": (
         over_one_silo,
-        ["seeds differ by", "patients", *(f"{n} seeds" for n in (1, 2, 3, 5, 10))],
+        "seeds differ by | patients | 1 seed | 2 seeds | 3 seeds | 5 seeds | 10 seeds",
     ),
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--draws", type=int, default=4000)
-    parser.add_argument("--part", choices=PARTS)
-    options = parser.parse_args()
-    for name in (options.part,) if options.part else PARTS:
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=PARTS)
+    args = parser.parse_args()
+    for name in args.part:
         rows, header = PARTS[name]
-        print(table(list(rows(options.draws)), header), flush=True)
+        print_table(header, rows(args.draws))
 
 
 if __name__ == "__main__":

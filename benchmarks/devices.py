@@ -12,7 +12,6 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -59,27 +58,23 @@ def run_rank(rank: int, devices: tuple[str, ...], folder: str) -> None:
             alone += seconds_of(devices[0], None)
         group.check_equal(torch.zeros(1, device=devices[rank]))
         together += seconds_of(devices[rank], group)
-    if not rank:
-        lines = []
-        for place, what in enumerate(("clock", "processor")):
-            a, b = (median(seconds[place] for seconds in of) for of in (alone, together))
-            lines.append(
-                f"{what}: one process {a:.3f} s a step, {len(devices)} {b:.3f} s: {a / b:.2f}"
-            )
-        Path(folder, "lines").write_text("\n".join(lines))
+    for place, what in enumerate(("clock", "processor") if not rank else ()):
+        a, b = (median(seconds[place] for seconds in of) for of in (alone, together))
+        print(f"{what}: one process {a:.3f} s a step, {len(devices)} {b:.3f} s: {a / b:.2f}")
 
 
 def main() -> None:
     devices = tuple((sys.argv[1:] or ["cpu,cpu"])[0].split(","))
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [(rank, devices, folder) for rank in range(len(devices))]
-        processes = [spawn.Process(target=run_rank, args=words) for words in arguments]
+        processes = [
+            spawn.Process(target=run_rank, args=(rank, devices, folder))
+            for rank in range(len(devices))
+        ]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
-        print(Path(folder, "lines").read_text())
 
 
 if __name__ == "__main__":

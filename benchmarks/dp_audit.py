@@ -21,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from scipy.stats import binom
 from torch import Tensor
 
@@ -55,13 +56,9 @@ def lower_bound(
         alpha = max(((tail[i] - tail[0]) / i for i in range(1, right + 1)), default=0.0)
         return min(1.0, float(tail[0] + 2 * canaries * delta * alpha))
 
-    low, high = 0.0, 20.0
     if p_value(0.0) > level:
         return 0.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if p_value(middle) <= level else (low, middle)
-    return low
+    return float(brentq(lambda epsilon: p_value(epsilon) - level, 0.0, 20.0))
 
 
 @dataclass(frozen=True)
@@ -79,22 +76,17 @@ def data(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return rows (n, m + 4), labels, and which canaries are in; other records use the last four columns."""
     inside = rng.random(canaries) < 0.5
-    rows = np.zeros((int(inside.sum()) + others, canaries + 4), np.float32)
-    rows[np.arange(int(inside.sum())), np.flatnonzero(inside)] = 30.0
-    rows[int(inside.sum()) :, canaries:] = rng.normal(size=(others, 4))
-    labels = np.zeros(len(rows), np.int64)
-    labels[int(inside.sum()) :] = rows[int(inside.sum()) :, -1] > 0
-    return rows, labels, inside
+    of_canaries = 30 * np.eye(canaries, canaries + 4, dtype=np.float32)[inside]
+    of_others = np.zeros((others, canaries + 4), np.float32)
+    of_others[:, canaries:] = rng.normal(size=(others, 4))
+    rows = np.concatenate([of_canaries, of_others])
+    return rows, (rows[:, -1] > 0).astype(np.int64), inside
 
 
 @contextmanager
 def planted(fault: str, turns: np.ndarray) -> Iterator[None]:
     """Context with this fault in the mechanism; ``turns`` (n,): for each record the number of its turn."""
-    noised, total, drawn = (
-        private.add_noise,
-        clipping.Clipping.total,
-        PrivateTraining.draw_batches,
-    )
+    noised, total = private.add_noise, clipping.Clipping.total
 
     def without_a_layer(sum_: Tensor, deviation: float, key: bytes) -> Tensor:
         result = noised(sum_, deviation, key)
@@ -115,7 +107,7 @@ def planted(fault: str, turns: np.ndarray) -> Iterator[None]:
         ]
 
     patches: dict[str, Any] = {
-        "none": (PrivateTraining, "draw_batches", drawn),
+        "none": (private, "add_noise", noised),
         "layer": (private, "add_noise", without_a_layer),
         "average": (clipping.Clipping, "total", after_averaging),
         "fixed": (PrivateTraining, "draw_batches", by_turns),

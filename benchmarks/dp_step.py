@@ -12,7 +12,6 @@ Memory is the most at once, with model, gradient and batch.
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -22,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.common import interleaved
 from models.initialisation import flat_model
 from models.networks.registry import build
 from models.privacy.clipping import Clipping
@@ -72,17 +72,6 @@ def peak(call: Callable[[], object]) -> int:
     return max(accumulate(sizes), default=0)
 
 
-def in_turns(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return each call's milliseconds of one core, the best of ``repeats`` rounds of all calls."""
-    best = dict.fromkeys(calls, float("inf"))
-    for _ in range(repeats + 1):  # the first one warms up
-        for name, call in calls.items():
-            started = time.thread_time()
-            call()
-            best[name] = min(best[name], 1e3 * (time.thread_time() - started))
-    return best
-
-
 def flat(module: torch.nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
@@ -91,39 +80,27 @@ def opacus_calls(
     name: str, x: Tensor, y: Tensor, total: Tensor
 ) -> tuple[dict[str, Callable[[], object]], float]:
     """Return Opacus's two methods as calls, and the largest difference of its step from ours."""
-    samples = importlib.import_module("opacus.grad_sample")
-    fast = importlib.import_module(
-        "opacus.grad_sample.grad_sample_module_fast_gradient_clipping"
-    )
-    losses = importlib.import_module("opacus.utils.fast_gradient_clipping_utils")
-    optimizers = importlib.import_module("opacus.optimizers")
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
     network = build(name, CASES[name], CLASSES)
-    network.load_state_dict(
-        {
-            k: v.clone()
-            for k, v in flat_model(name, CASES[name], CLASSES, None, "cpu")
-            .module.state_dict()
-            .items()
-        }
-    )
-    module = samples.GradSampleModule(network)
+    start = flat_model(name, CASES[name], CLASSES, None, "cpu").module
+    network.load_state_dict(start.state_dict())
+    module = GradSampleModule(network)
     settings = {"noise_multiplier": 0.0, "max_grad_norm": CLIP, "expected_batch_size": BATCH}
-    optimizer = optimizers.DPOptimizer(
-        torch.optim.SGD(module.parameters(), lr=RATE), **settings
-    )
+    optimizer = DPOptimizer(torch.optim.SGD(module.parameters(), lr=RATE), **settings)
     before = flat(module)
     F.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     apart = float((before - RATE * total / BATCH - flat(module)).abs().max())
-    ghost = fast.GradSampleModuleFastGradientClipping(
+    ghost = GradSampleModuleFastGradientClipping(
         build(name, CASES[name], CLASSES), max_grad_norm=CLIP
     )
-    second = optimizers.DPOptimizerFastGradientClipping(
+    second = DPOptimizerFastGradientClipping(
         torch.optim.SGD(ghost.parameters(), lr=RATE), **settings
     )
-    criterion = losses.DPLossFastGradientClipping(
-        ghost, second, torch.nn.CrossEntropyLoss(), "mean"
-    )
+    criterion = DPLossFastGradientClipping(ghost, second, torch.nn.CrossEntropyLoss(), "mean")
 
     def each() -> None:
         optimizer.zero_grad()
@@ -175,13 +152,13 @@ def costs(names: Sequence[str], repeats: int, opacus: bool = False) -> Iterator[
             more, difference = opacus_calls(name, x, y, total)
             calls |= more
             apart = f"; a step differs from Opacus's by {difference:.1e}"
-        times_of = in_turns(calls, repeats)
+        timed = interleaved(calls, repeats, time.thread_time)
+        best = {what: 1e3 * min(seconds) for what, seconds in timed.items()}
         # The model, its gradient, the batch
         kept = 8 * model.layout.size + x.numel() * x.element_size()
         most = {what: kept + peak(calls[what]) for what in ("plain", "private")}
         times = ", ".join(
-            f"{what} {ms:.1f} ms ({ms / times_of['plain']:.1f})"
-            for what, ms in times_of.items()
+            f"{what} {ms:.1f} ms ({ms / best['plain']:.1f})" for what, ms in best.items()
         )
         sizes = f"{most['plain'] / 1e6:.1f} MB, {most['private'] / 1e6:.1f} MB ({most['private'] / most['plain']:.2f})"
         how = "together" if all(clipping.tried.values()) else "one by one"

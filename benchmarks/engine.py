@@ -12,7 +12,6 @@ pictures by ``precision`` and ``tf32``, and the most memory of the card that PyT
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -20,16 +19,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import Prepared, each_method, interleaved, random_pictures, ratios, table
+from benchmarks.common import (
+    Prepared,
+    command_line,
+    each_method,
+    interleaved,
+    print_table,
+    ratios,
+)
 from client.local_data import device_of, open_data
 from models.flat import FlatModel
 from models.initialisation import initial_model
 from models.networks.registry import build
 from models.samples import Samples
 from models.training import use_threads
+from partitions.npz import write_npz
 
 # Gradients per FedAvg gradient, by the method's definition: two models, two phases, K inner steps, a fine-tuning pass.
 GRADIENTS = {
@@ -103,15 +111,17 @@ def values_of(options: Values, silos: int) -> Values:
 
 
 @contextmanager
-def on_pictures(shape: tuple[int, ...], silos: int, samples: int) -> Iterator[str]:
-    """Context with the path of a file of random pictures."""
+def random_pictures(shape: tuple[int, ...], silos: int, samples: int) -> Iterator[Values]:
+    """Context with the settings for a file of random pictures of ten classes, ``samples`` per silo for training."""
+    rng, count = np.random.default_rng(0), silos * samples
+    x, y = rng.integers(0, 256, (count, *shape), np.uint8), np.arange(count) % 10
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "random.npz"
-        random_pictures(file, shape, silos, samples)
-        yield str(file)
+        write_npz(file, {"x_train": x, "y_train": y, "x_test": x, "y_test": y})
+        yield {"dataset": str(file), "validation": 0.0}
 
 
-def floor(options: Values, repeats: int) -> str:
+def floor(options: Values, repeats: int) -> None:
     values = values_of(options, 12)
     engine, on_disk = Prepared(values), Prepared(values, on_disk=True)
     works = {
@@ -122,53 +132,47 @@ def floor(options: Values, repeats: int) -> str:
     }
     times = interleaved(works, repeats)
     relative, same = ratios(times, "plain loop"), ratios(times, "plain loop, channels-last")
-    rows = [
-        [n, f"{statistics.median(times[n]):.2f}", f"{relative[n]:.2f}", f"{same[n]:.2f}"]
-        for n in works
-    ]
-    return table(
-        rows, ["one round", "seconds", "over the plain loop", "over the channels-last loop"]
+    print_table(
+        "one round | seconds | over the plain loop | over the channels-last loop",
+        ([n, statistics.median(times[n]), relative[n], same[n]] for n in works),
     )
 
 
-def methods(options: Values, repeats: int) -> str:
-    prepared = each_method(values_of(options, 12), Prepared)
-    for (
-        federation
-    ) in prepared.values():  # past the first rounds, which differ for several methods
-        federation.round()
-        federation.round()
-    relative = ratios(interleaved({n: p.round for n, p in prepared.items()}, repeats), "fedavg")
-    counts = {name: GRADIENTS.get(name, 1) for name in prepared}
-    rows = [
-        [name, f"{relative[name]:.2f}", str(count), f"{relative[name] / count:.2f}"]
-        for name, count in counts.items()
-    ]
-    return table(rows, ["method", "round over FedAvg's", "gradients", "overhead"])
+def methods(options: Values, repeats: int) -> None:
+    works = {
+        name: of.round for name, of in each_method(values_of(options, 12), Prepared).items()
+    }
+    for work in works.values():  # past the first rounds, which differ for several methods
+        work()
+        work()
+    relative = ratios(interleaved(works, repeats), "fedavg")
+    counts = {name: GRADIENTS.get(name, 1) for name in works}
+    print_table(
+        "method | round over FedAvg's | gradients | overhead",
+        ([name, relative[name], n, relative[name] / n] for name, n in counts.items()),
+    )
 
 
-def augment(options: Values, repeats: int) -> str:
+def augment(options: Values, repeats: int) -> None:
     rows = []
     for text, shape in AUGMENTED:
-        with on_pictures(shape, 4, 256) as file:
-            values = values_of({**options, "dataset": file, "threads": 1}, 4)
+        with random_pictures(shape, 4, 256) as pictures:
+            values = values_of({**options, **pictures, "threads": 1}, 4)
             values["model"] = "fedala-cnn"
             works = {
                 "plain": Prepared(values).round,
                 "changed": Prepared({**values, "augment": text}).round,
             }
             times = interleaved(works, repeats)
-        rows.append(
-            [text, "x".join(map(str, shape)), f"{ratios(times, 'plain')['changed']:.2f}"]
-        )
-    return table(rows, ["augment", "pictures", "round over one without"])
+        rows.append([text, shape, ratios(times, "plain")["changed"]])
+    print_table("augment | pictures | round over one without", rows)
 
 
-def precision(options: Values, repeats: int) -> str:
-    rows, base = [], next(iter(FORMATS))
+def precision(options: Values, repeats: int) -> None:
+    rows = []
     for model, shape in NETWORKS.items():
-        with on_pictures(shape, 2, 512) as file:
-            values = values_of({**options, "dataset": file, "learning-rate": 1e-3}, 2)
+        with random_pictures(shape, 2, 512) as pictures:
+            values = values_of({**options, **pictures, "learning-rate": 1e-3}, 2)
             works, memory = {}, {}
             for name, changes in FORMATS.items():
                 works[name] = Prepared({**values, "model": model, **changes}).round
@@ -177,33 +181,27 @@ def precision(options: Values, repeats: int) -> str:
                 works[name]()
                 memory[name] = torch.cuda.max_memory_allocated() / 2**30
             times = interleaved(works, repeats)
-        relative = ratios(times, base)
-        for name in FORMATS:
-            pictures = f"{1024 / statistics.median(times[name]):.0f}"
-            rows.append([model, name, pictures, f"{relative[name]:.2f}", f"{memory[name]:.2f}"])
-    return table(
-        rows, ["network", "numbers", "pictures a second", "time over the first", "GiB"]
-    )
+        for name, relative in ratios(times, next(iter(FORMATS))).items():
+            speed = round(1024 / statistics.median(times[name]))
+            rows.append([model, name, speed, relative, memory[name]])
+    print_table("network | numbers | pictures a second | time over the first | GiB", rows)
 
 
 WORKS = {work.__name__: work for work in (floor, methods, augment, precision)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("what", nargs="*", default=["floor", "methods"], help=", ".join(WORKS))
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    print(
-        f"{torch.__version__}, {args.device}, {os.cpu_count()} cores, data set {args.dataset}\n"
-    )
     options = {"dataset": args.dataset, "device": args.device}
+    print(f"{torch.__version__}, {os.cpu_count()} cores, {options}")
     for name in args.what:
-        print(f"## {name}\n\n{WORKS[name](options, args.repeats)}\n")
+        print(f"\n## {name}\n")
+        WORKS[name](options, args.repeats)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ Two things are FLamby's that silofl has otherwise:
 
 * Its logistic regression has one output, ours two, w1 and w0. Each moves by eta g, so the log odds w1 - w0 move by 2
   eta g: half of FLamby's rates, at silos and server, give its step.
-* Its Cox loss divides by the samples of a batch, ours by the events (:class:`BySamples`).
+* Its Cox loss divides by the samples of a batch, ours by the events (:func:`by_samples`).
 
 FedAdagrad has beta_1 = 0.9, as FLamby's, where its paper has 0 (Reddi et al., ICLR 2021).
 
@@ -23,24 +23,23 @@ with FLamby's own code). That benchmark takes the federated methods only, one se
 
 from __future__ import annotations
 
-import argparse
-import csv
 import logging
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import yaml
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.common import table, whole_run
+from benchmarks.common import command_line, final_scores, print_table, whole_run
 from models.tasks.survival import Survival, cox_loss
+from server.results.history import csv_text
 
 SEEDS = range(42, 47)
 
@@ -66,7 +65,7 @@ class Benchmark(NamedTuple):
 
 
 def _adaptive(method: str, learning_rate: float, server: float) -> dict[str, Any]:
-    settings: dict[str, Any] = {"server-learning-rate": server, "tau": 1e-8, "beta-1": 0.9}
+    settings = {"server-learning-rate": server, "tau": 1e-8, "beta-1": 0.9}
     if method != "fedadagrad":
         settings["beta-2"] = 0.999
     return {"learning-rate": learning_rate, **{f"{method}.{k}": v for k, v in settings.items()}}
@@ -78,10 +77,6 @@ def _alone(learning_rate: float, epochs: int) -> dict[str, Any]:
     return {**alone, "learning-rate": learning_rate}
 
 
-def _sgd(learning_rate: float, **more: Any) -> dict[str, Any]:
-    return {"learning-rate": learning_rate, **more}
-
-
 HEART = Benchmark(
     "Fed-Heart-Disease",
     "heart-flamby",
@@ -90,9 +85,11 @@ HEART = Benchmark(
     {
         "pooled": PublishedCell(0.735, 0.003, _alone(0.001 / 2, 50)),
         "local": PublishedCell(0.730, 0.029, _alone(0.001 / 2, 50)),
-        "fedavg": PublishedCell(0.685, 0.028, _sgd(0.001 / 2)),
-        "fedprox": PublishedCell(0.685, 0.028, _sgd(0.001 / 2, **{"fedprox.mu": 0.01})),
-        "scaffold": PublishedCell(0.684, 0.028, _sgd(0.001 / 2)),
+        "fedavg": PublishedCell(0.685, 0.028, {"learning-rate": 0.001 / 2}),
+        "fedprox": PublishedCell(
+            0.685, 0.028, {"learning-rate": 0.001 / 2, "fedprox.mu": 0.01}
+        ),
+        "scaffold": PublishedCell(0.684, 0.028, {"learning-rate": 0.001 / 2}),
         "fedadagrad": PublishedCell(
             0.731, 0.013, _adaptive("fedadagrad", 0.003162 / 2, 0.316228 / 2)
         ),
@@ -110,9 +107,9 @@ BRCA = Benchmark(
     {
         "pooled": PublishedCell(0.676, 0.095, _alone(0.1, 30)),
         "local": PublishedCell(0.689, 0.009, _alone(0.1, 30)),
-        "fedavg": PublishedCell(0.732, 0.181, _sgd(0.1)),
-        "fedprox": PublishedCell(0.729, 0.168, _sgd(0.1, **{"fedprox.mu": 0.1})),
-        "scaffold": PublishedCell(0.687, 0.036, _sgd(0.01)),
+        "fedavg": PublishedCell(0.732, 0.181, {"learning-rate": 0.1}),
+        "fedprox": PublishedCell(0.729, 0.168, {"learning-rate": 0.1, "fedprox.mu": 0.1}),
+        "scaffold": PublishedCell(0.687, 0.036, {"learning-rate": 0.01}),
         "fedadagrad": PublishedCell(0.813, 0.005, _adaptive("fedadagrad", 0.01, 1.0)),
         "fedadam": PublishedCell(0.815, 0.026, _adaptive("fedadam", 0.01, 0.1)),
         "fedyogi": PublishedCell(0.815, 0.026, _adaptive("fedyogi", 0.01, 0.1)),
@@ -150,17 +147,8 @@ COMMON: dict[str, Any] = {
 }
 
 
-class BySamples:
-    """While it is entered, a batch's Cox loss is divided by its samples, as FLamby's."""
-
-    def __enter__(self) -> None:
-        Survival.own_loss = staticmethod(by_samples)
-
-    def __exit__(self, *failure: object) -> None:
-        Survival.own_loss = staticmethod(cox_loss)
-
-
 def by_samples(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return a batch's Cox loss divided by its samples, as FLamby's."""
     return cox_loss(outputs, y) * y[:, 1].sum().clamp(min=1) / len(y)
 
 
@@ -177,18 +165,17 @@ def scores(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
     settings = {**COMMON, **benchmark.settings, **benchmark.cells[method].settings}
     settings |= {"strategy": method, "seed": seed}
     settings |= {"dataset": benchmark.dataset, "evaluate-every": settings["rounds"]}
-    with BySamples(), TemporaryDirectory() as folder:
+    loss = mock.patch.object(Survival, "own_loss", staticmethod(by_samples))
+    with loss, TemporaryDirectory() as folder:
         start = Path(folder) / "start.safetensors"
         write_start(start, benchmark, seed)
         loop = whole_run({**settings, "init-weights": str(start)})
-    wanted = ("test", loop.settings.strategy.info.reports, benchmark.metric)
-    rows = [r for r in loop.history.rows if (r.split, r.snapshot, r.metric) == wanted]
-    last = max(row.round for row in rows)
-    return {row.silo: row.value for row in rows if row.round == last and row.value is not None}
+    return final_scores(loop, benchmark.metric)
 
 
-def compared(benchmark: Benchmark, lines: list[list[str]]) -> Iterator[list[str]]:
-    """Yield a row of the table for each method; ``lines`` get the scores in FLamby's form."""
+def compared(benchmark: Benchmark, out: Path | None) -> Iterator[list[str]]:
+    """Yield a row of the table for each method; write the files in FLamby's form into ``out``."""
+    lines: list[list[str]] = []
     for method, cell in benchmark.cells.items():
         means, silos = [], defaultdict(list)
         for seed in SEEDS:
@@ -206,6 +193,8 @@ def compared(benchmark: Benchmark, lines: list[list[str]]) -> Iterator[list[str]
             " ".join(f"{statistics.fmean(values):.3f}" for values in silos.values()),
             f"{(mean - cell.mean) / cell.deviation:+.1f}",
         ]
+    if out:
+        write_scores(out, benchmark, lines)
 
 
 def benchopt_config(benchmark: Benchmark) -> dict[str, Any]:
@@ -232,29 +221,22 @@ def benchopt_config(benchmark: Benchmark) -> dict[str, Any]:
 def write_scores(folder: Path, benchmark: Benchmark, lines: list[list[str]]) -> None:
     """Write both files of a data set: the scores as FLamby has them, the settings as owkin/benchmark_flamby."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"results_benchmark_silofl_{benchmark.dataset}.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["Test", "Metric", "Method", "Seed"], *lines])
+    rows = csv_text([["Test", "Metric", "Method", "Seed"], *lines])
     settings = yaml.safe_dump(benchopt_config(benchmark), width=1000)
-    path = folder / f"best_config_test_{benchmark.name}.yml"
-    path.write_text(settings, encoding="utf-8")
+    (folder / f"results_benchmark_silofl_{benchmark.dataset}.csv").write_text(rows, "utf-8")
+    (folder / f"best_config_test_{benchmark.name}.yml").write_text(settings, "utf-8")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def main() -> None:
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, help="folder for the files in FLamby's form")
     args = parser.parse_args()
-    rows: list[list[str]] = []
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    for benchmark in (HEART, BRCA):
-        lines: list[list[str]] = []
-        rows += compared(benchmark, lines)
-        if args.out:
-            write_scores(args.out, benchmark, lines)
-    header = ["data set", "method", "FLamby", "silofl", "its silos", "difference / deviation"]
-    print(table(rows, header))
-    return 0
+    rows = (row for benchmark in (HEART, BRCA) for row in compared(benchmark, args.out))
+    print_table(
+        "data set | method | FLamby | silofl | its silos | difference / deviation", rows
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import table, whole_run
+from benchmarks.common import print_table, whole_run
 from partitions.common.sum_weights import groups_of
 from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
@@ -53,14 +53,11 @@ def steps_of(settings: Mapping[str, Any], size: int) -> list[Steps]:
         weights = dict(zip((u.silo for u in updates), strategy.weights(updates), strict=True))
         for group in groups_of(weights, size):
             weights |= dict.fromkeys(group, sum(weights[silo] for silo in group) / len(group))
-        steps.append(
-            {
-                u.silo: weights[u.silo]
-                / sum(weights.values())
-                * (u.vector - strategy.sent[u.silo][GLOBAL].vector).double()
-                for u in updates
-            }
-        )
+        step, total = {}, sum(weights.values())
+        for u in updates:
+            change = u.vector - strategy.sent[u.silo][GLOBAL].vector
+            step[u.silo] = weights[u.silo] / total * change.double()
+        steps.append(step)
         real(strategy, updates)
 
     with mock.patch.object(PersonalizedStrategy, "aggregate", note):
@@ -75,25 +72,23 @@ def cosines(rounds: Sequence[Steps], size: int) -> list[float]:
         whole = torch.stack([*before.values()]).sum(0)
         for silo, step in before.items():
             gone = next(group for group in groups if silo in group)
-            less = torch.stack(
-                [later for name, later in after.items() if name not in gone]
-            ).sum(0)
+            less = torch.stack([after[name] for name in after if name not in gone]).sum(0)
             result.append(float(torch.cosine_similarity(whole - less, step, dim=0)))
     return result
 
 
 def main() -> None:
     """Print the median, the 90th percentile and the largest cosine by division of the data."""
-    rows = []
-    for beta, size in itertools.product((0.1, 1.0, 100.0), SIZES):
-        values = [
-            cosine
-            for seed in (1, 2, 3)
-            for cosine in cosines(steps_of({"dirichlet.beta": beta, "seed": seed}, size), size)
-        ]
-        ends = [f"{end:.2f}" for end in np.quantile(values, (0.5, 0.9, 1.0))]
-        rows.append([f"`dirichlet.beta = {beta:g}`", str(size), *ends])
-    print(table(rows, ["division", "group", "median", "90 of 100", "largest"]))
+
+    def rows() -> Iterator[list[object]]:
+        for beta, size in itertools.product((0.1, 1.0, 100.0), SIZES):
+            values = list[float]()
+            for seed in (1, 2, 3):
+                values += cosines(steps_of({"dirichlet.beta": beta, "seed": seed}, size), size)
+            ends = map(float, np.quantile(values, (0.5, 0.9, 1.0)))
+            yield [f"`dirichlet.beta = {beta:g}`", size, *ends]
+
+    print_table("division | group | median | 90 of 100 | largest", rows())
 
 
 if __name__ == "__main__":

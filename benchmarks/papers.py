@@ -18,16 +18,15 @@ those of ``local`` and of ``fedavg``, which must be among the runs.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import table
+from benchmarks.common import command_line, print_table
 from server.results.history import History, Row, history_file
 from server.results.summary import values_by_round
 
@@ -50,12 +49,17 @@ def read_runs(folders: Sequence[Path]) -> Runs:
     return runs
 
 
+def means_by_round(
+    rows: Sequence[Row], snapshot: str, metric: str = "accuracy"
+) -> dict[int, float]:
+    """Return for each round the mean test score over silos."""
+    by_round = values_by_round(rows, "test", snapshot, metric)
+    return {number: statistics.fmean(silos.values()) for number, silos in by_round.items()}
+
+
 def best_round(rows: Sequence[Row], snapshot: str) -> tuple[int, float]:
     """Return (round, mean test accuracy over silos) of the best round; (0, nan) where there is none."""
-    means = {
-        n: statistics.fmean(v.values())
-        for n, v in values_by_round(rows, "test", snapshot).items()
-    }
+    means = means_by_round(rows, snapshot)
     return max(means.items(), key=lambda item: item[1], default=(0, math.nan))
 
 
@@ -71,13 +75,10 @@ def best_by_samples(rows: Sequence[Row], snapshot: str) -> float:
 
 def best_of_each(rows: Sequence[Row], snapshot: str) -> list[float]:
     """Return FedAPM's statistics: mean test accuracy, weighted F1 and AUC over silos, each in its own best round."""
-    best = []
-    for metric in ("accuracy", "weighted_f1", "auc"):
-        values = values_by_round(rows, "test", snapshot, metric)
-        best.append(
-            max((statistics.fmean(v.values()) for v in values.values()), default=math.nan)
-        )
-    return best
+    return [
+        max(means_by_round(rows, snapshot, metric).values(), default=math.nan)
+        for metric in ("accuracy", "weighted_f1", "auc")
+    ]
 
 
 def selected(rows: Sequence[Row], metric: str = "macro_f1") -> dict[str, Row]:
@@ -113,91 +114,58 @@ def silo_medians(seeds: Mapping[int, list[Row]]) -> dict[str, float]:
     return {silo: statistics.median(f1) for silo, f1 in of_silos.items()}
 
 
-def accuracy_lines(runs: Runs) -> list[list[str]]:
-    lines = []
+def accuracy_rows(runs: Runs) -> Iterator[list[object]]:
     for method, seeds in runs.items():
         for snapshot in ("received", "personal"):
             best = [best_round(rows, snapshot) for rows in seeds.values()]
-            if not math.isnan(best[0][1]):
-                at = ", ".join(str(number) for number, _ in best)
-                mean = 100 * statistics.fmean(accuracy for _, accuracy in best)
-                weighted_ = 100 * statistics.fmean(
-                    best_by_samples(rows, snapshot) for rows in seeds.values()
-                )
-                each = [best_of_each(rows, snapshot) for rows in seeds.values()]
-                texts = " ".join(
-                    f"{100 * statistics.fmean(column):.1f}"
-                    for column in zip(*each, strict=True)
-                )
-                lines.append(
-                    [
-                        method,
-                        snapshot,
-                        f"{mean:.2f}",
-                        at,
-                        f"{weighted_:.2f}",
-                        texts,
-                        str(len(best)),
-                    ]
-                )
-    return lines
+            if math.isnan(best[0][1]):
+                continue
+            by_samples = [best_by_samples(rows, snapshot) for rows in seeds.values()]
+            each = [best_of_each(rows, snapshot) for rows in seeds.values()]
+            means = (statistics.fmean(column) for column in zip(*each, strict=True))
+            yield [
+                method,
+                snapshot,
+                100 * statistics.fmean(accuracy for _, accuracy in best),
+                ", ".join(str(number) for number, _ in best),
+                100 * statistics.fmean(by_samples),
+                " ".join(f"{100 * mean:.1f}" for mean in means),
+                len(best),
+            ]
 
 
-def player_lines(runs: Runs) -> list[list[str]]:
+def player_rows(runs: Runs) -> Iterator[list[object]]:
     medians = {method: silo_medians(seeds) for method, seeds in runs.items()}
-    lines = []
+    bars = [medians[name] for name in ("local", "fedavg") if name in medians]
     for method, seeds in runs.items():
         if not medians[method]:
             continue
         f1 = [100 * weighted(selected(rows)) for rows in seeds.values()]
         accuracy = [100 * weighted(selected(rows, "accuracy")) for rows in seeds.values()]
-        spread = statistics.pvariance(medians[method].values())
-        bars = [medians[name] for name in ("local", "fedavg") if name in medians]
-        rate = (
-            ""
-            if len(bars) < 2 or method in ("local", "fedavg")
-            else (
-                f"{100 * statistics.fmean(all(v > bar[s] for bar in bars) for s, v in medians[method].items()):.0f}"
-            )
-        )
-        middle = f"{statistics.median(f1):.1f}"
+        middle, rate = f"{statistics.median(f1):.1f}", ""
         if len(f1) > 1:
             low, high = median_interval(f1)
             middle += f" ({low:.1f} to {high:.1f})"
-        lines.append(
-            [method, middle, f"{statistics.median(accuracy):.1f}", f"{spread:.3f}", rate]
-        )
-    return lines
+        if len(bars) == 2 and method not in ("local", "fedavg"):
+            better = [all(v > bar[s] for bar in bars) for s, v in medians[method].items()]
+            rate = f"{100 * statistics.fmean(better):.0f}"
+        spread = f"{statistics.pvariance(medians[method].values()):.3f}"
+        yield [method, middle, f"{statistics.median(accuracy):.1f}", spread, rate]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers",
-        description="The papers' own statistics of finished runs.",
-    )
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="run directory of silofl"
-    )
+    parser = command_line(__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories of silofl")
     try:
         runs = read_runs(parser.parse_args(arguments).runs)
     except ValueError as error:
         parser.error(str(error))
-    print(
-        table(
-            accuracy_lines(runs),
-            [
-                "method",
-                "snapshot",
-                "best accuracy",
-                "round",
-                "by samples",
-                "each best: accuracy, F1, AUC",
-                "seeds",
-            ],
-        )
+    print_table(
+        "method | snapshot | best accuracy | round | by samples | each best: accuracy, F1, AUC | seeds",
+        accuracy_rows(runs),
     )
     print("\nPLayer-FL's statistics: the personal model of least validation loss\n")
-    print(table(player_lines(runs), ["method", "F1 (95 %)", "accuracy", "fairness", "IPR"]))
+    print_table("method | F1 (95 %) | accuracy | fairness | IPR", player_rows(runs))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ is nearer than the nearest other patient of the whole data set; otherwise it doe
 from __future__ import annotations
 
 import logging
+import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from flwr.app import Context, Message, MessageType
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from benchmarks.common import table
+from benchmarks.common import command_line, print_table
 from client.app import app as client_app
 from client.local_data import samples_on
 from models.flat import FlatModel, gather, scatter
@@ -43,13 +43,15 @@ from models.standardisation import standardisation
 from models.training import batches, generator, use_threads
 from partitions.common.names import silo_name
 from partitions.datasets.registry import load_dataset
+from partitions.npz import write_npz
 from partitions.simulated import part_of
+from partitions.splits import SPLITS
 from server.run.loop import RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import decode
+from strategies.base.transport.payload import Model, decode
 
 SEED = 42
 ITERATIONS = 300
@@ -68,12 +70,12 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class SeenBySilo:
-    """One silo's round at the server: the vectors that the silo received, and those that it sent."""
+    """One silo's round at the server: the models that the silo received, and those that it sent."""
 
     round: int
     silo: str
-    received: Mapping[str, Tensor]
-    sent: Mapping[str, Tensor]
+    received: Mapping[str, Model]
+    sent: Mapping[str, Model]
 
 
 def watch(
@@ -88,10 +90,7 @@ def watch(
         if message.metadata.message_type == MessageType.TRAIN:
             (down, _), (up, _) = decode(message.content), decode(reply.content)
             first = next(iter(up.models.values()))
-            models = [
-                {name: model.vector for name, model in way.models.items()} for way in (down, up)
-            ]
-            seen.append(SeenBySilo(first.round, first.silo, *models))
+            seen.append(SeenBySilo(first.round, first.silo, down.models, up.models))
         return reply
 
     grid = InProcessGrid(tapped, settings.common.silos, settings.flat())  # type: ignore[arg-type]
@@ -99,12 +98,8 @@ def watch(
         grid.contexts.values(), (files or {}).items(), strict=False
     ):
         state = str(file.with_suffix(""))
-        context.node_config = {
-            "name": name,
-            "data": str(file),
-            "policy": "public",
-            "state-dir": state,
-        }
+        config = {"name": name, "data": str(file), "policy": "public", "state-dir": state}
+        context.node_config = dict(config)
     with flower_identity():
         return RoundLoop(grid, settings).run(), seen
 
@@ -151,6 +146,10 @@ class Case(NamedTuple):
     epochs: int
     round: int = 1
 
+    @property
+    def silos(self) -> int:
+        return max(VICTIMS[self.samples], 2)
+
 
 CASES = [Case(n, n, epochs) for n in (1, 8, 64) for epochs in (1, 5)]
 CASES += [Case(64, 8, 1), Case(8, 8, 1, round=20)]
@@ -193,7 +192,7 @@ class Attack:
         self.rate = c.learning_rate
         whole = [slice(0, self.model.layout.size)]
         self.parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else whole
-        received, sent = seen.received[GLOBAL], next(iter(seen.sent.values()))
+        received, sent = seen.received[GLOBAL].vector, next(iter(seen.sent.values())).vector
         if received.numel() != sent.numel():
             received = gather(received, self.parts)
         # In round 1 a silo's local parameters are known too: all silos start from the seed's model.
@@ -246,9 +245,7 @@ def assigned(candidates: Tensor, true: Tensor) -> Tensor:
     distances = torch.cdist(true.flatten(1), candidates.flatten(1)).square()
     rows, columns = linear_sum_assignment(distances.numpy())
     result = torch.full((len(true),), torch.inf)
-    result[torch.from_numpy(rows)] = distances[
-        torch.from_numpy(rows), torch.from_numpy(columns)
-    ]
+    result[rows] = distances[rows, columns]
     return result
 
 
@@ -256,24 +253,34 @@ def write_silos(
     data: Subject, case: Case, folder: Path
 ) -> tuple[dict[str, Path], dict[str, list[int]]]:
     """Write silos with this number of patients each as files; return the files, and the samples in each."""
-    silos = max(VICTIMS[case.samples], 2)
     order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(SEED)).tolist()
     files, chosen = {}, {}
-    for k in range(silos):
+    for k in range(case.silos):
         name = f"silo-{k + 1}"
-        chosen_rows, rest = order[k * case.samples : (k + 1) * case.samples], order[-20:]
-        parts = {"train": chosen_rows, "val": rest[:10], "test": rest[10:]}
-        arrays = {f"x_{part}": data.x[rows].numpy() for part, rows in parts.items()}
-        arrays |= {f"y_{part}": data.y[rows].numpy() for part, rows in parts.items()}
-        files[name], chosen[name] = folder / f"{name}.npz", chosen_rows
-        np.savez(files[name], classes=np.array(data.classes), **arrays)  # type: ignore[arg-type]
+        chosen[name] = order[k * case.samples : (k + 1) * case.samples]
+        arrays = {"classes": np.array(data.classes)}
+        for part, rows in zip(SPLITS, (chosen[name], order[-20:-10], order[-10:]), strict=True):
+            arrays |= {f"x_{part}": data.x[rows].numpy(), f"y_{part}": data.y[rows].numpy()}
+        files[name] = folder / f"{name}.npz"
+        write_npz(files[name], arrays)
     return files, chosen
+
+
+class AttackResult(NamedTuple):
+    """What an attack reconstructs: the share of samples found, and median errors in two digits.
+
+    ``errors``: of the reconstruction, of the mean patient, and of the nearest other one.
+    """
+
+    attack: str
+    hits: float
+    errors: list[str]
 
 
 def invert(
     data: Subject, model: str, method: str, case: Case, more: Mapping[str, Any] | None = None
-) -> list[list[str]]:
-    """Return table rows with the results of each attack on the silos of this case; ``more``: settings of the runs."""
+) -> list[AttackResult]:
+    """Return the results of each attack on the silos of this case; ``more``: settings of the runs."""
     values = {
         "strategy": method,
         "model": model,
@@ -281,7 +288,7 @@ def invert(
         "rounds": case.round,
         "local-epochs": case.epochs,
         "batch-size": case.batch,
-        "silos": max(VICTIMS[case.samples], 2),
+        "silos": case.silos,
         **({"lg-fedavg.layers": 1} if method == "lg-fedavg" else {}),
         **(more or {}),
     }
@@ -295,69 +302,48 @@ def invert(
         true = data.x[chosen[silo]]
         message = next(s for s in seen if (s.round, s.silo) == (case.round, silo))
         attack = Attack(settings, strategy, message, case, true, data.y[chosen[silo]])
-        candidates = {
-            "quotients": attack.quotients(),
-            "matching": attack.matching(0.01 if data.x.ndim == 4 else 0.0),
-        }
+        is_picture = data.x.ndim == 4
+        candidates = attack.quotients(), attack.matching(0.01 if is_picture else 0.0)
         mean += ((true - data.x.mean(0)).flatten(1).square().sum(1) / data.spread).tolist()
         near += data.nearest_other(chosen[silo]).tolist()
-        for name, x in candidates.items():
+        for of, x in zip(errors.values(), candidates, strict=True):
             if x is not None and len(x):
-                x = x.clamp(float(data.x.min()), float(data.x.max())) if data.x.ndim == 4 else x
-                errors[name] += (assigned(x, true) / data.spread).tolist()
-    head = [
-        f"{data.name}, {model}",
-        method,
-        str(case.samples),
-        str(case.batch),
-        str(case.epochs),
-        str(case.round),
-    ]
-    lines = []
-    for name, values_ in errors.items():
-        if values_:
-            hit = statistics.fmean(e < n for e, n in zip(values_, near, strict=True))
-            numbers = [statistics.median(of) for of in (values_, mean, near)]
-            lines.append([*head, name, f"{hit:.2f}", *(f"{number:.2g}" for number in numbers)])
-    return lines
+                x = x.clamp(data.x.min(), data.x.max()) if is_picture else x
+                of += (assigned(x, true) / data.spread).tolist()
+    results = []
+    for name, of in errors.items():
+        if of:
+            hits = statistics.fmean(np.less(of, near))
+            medians = [f"{statistics.median(each):.2g}" for each in (of, mean, near)]
+            results.append(AttackResult(name, hits, medians))
+    return results
 
 
-def inversion() -> str:
-    table_of, pictures = subject("breast-cancer"), subject("digits")
-    eight = [Case(8, 8, 1), Case(8, 8, 5)]
-    plan = [(table_of, "mlp", "fedavg", CASES), (pictures, "mlp", "fedavg", CASES)]
+def inversion() -> None:
+    tumours, digits = subject("breast-cancer"), subject("digits")
+    plan = [(tumours, "mlp", "fedavg", CASES), (digits, "mlp", "fedavg", CASES)]
+    plan += [(digits, "small-cnn", "fedavg", CASES[:4])]
     plan += [
-        (
-            pictures,
-            "small-cnn",
-            "fedavg",
-            [Case(1, 1, 1), Case(1, 1, 5), Case(8, 8, 1), Case(8, 8, 5)],
-        )
+        (tumours, "mlp", method, [CASES[0], *CASES[2:4]]) for method in ("fedper", "lg-fedavg")
     ]
-    plan += [
-        (table_of, "mlp", method, [Case(1, 1, 1), *eight]) for method in ("fedper", "lg-fedavg")
-    ]
-    lines = []
-    for data, model, method, cases in plan:
-        for case in cases:
-            lines += invert(data, model, method, case)
-            print(lines[-1], file=sys.stderr)
-    header = [
-        "data, network",
-        "method",
-        "patients",
-        "batch",
-        "epochs",
-        "round",
-        "attack",
-        "found",
-        "error",
-    ]
-    return table(lines, [*header, "mean patient", "nearest other"])
+    rows = (
+        [f"{data.name}, {model}", method, *case, result.attack, result.hits, *result.errors]
+        for data, model, method, cases in plan
+        for case in cases
+        for result in invert(data, model, method, case)
+    )
+    header = (
+        "data, network | method | patients | batch | epochs | round | attack | found | error"
+    )
+    print_table(f"{header} | average patient | nearest other patient", rows)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Labels
+
+
+ROUNDS = (1, 2, 5, 20)
+LABELS_HEADER = "round 1 | round 2 | round 5 | round 20 | guess: all silos' mean"
 
 
 def shares_from_bias(
@@ -368,7 +354,7 @@ def shares_from_bias(
     A step changes it by -rate (mean p - c), with p the softmax of the batch and c its classes' shares. So c is about
     mean p + change / (rate steps). p is computed on other samples, by the models before and after.
     """
-    before, after = seen.received[GLOBAL], next(iter(seen.sent.values()))
+    before, after = seen.received[GLOBAL].vector, next(iter(seen.sent.values())).vector
     _, bias = model.layout.linear_head()
     p = torch.zeros(bias.stop - bias.start)
     for vector in (before, after):
@@ -385,86 +371,67 @@ def overlap(a: Tensor, b: Tensor) -> float:
 
 
 def labels_of(
-    dataset: str,
-    model: str,
-    epochs: int,
-    rounds: Sequence[int],
-    more: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """Return the overlap of the estimated and the true histogram in these rounds, mean over silos."""
+    dataset: str, model: str, epochs: int, more: Mapping[str, Any] | None = None
+) -> list[float]:
+    """Return the overlap of the estimated and the true histogram in each of :data:`ROUNDS`, and a guess's; means."""
     values = {
         "dataset": dataset,
         "model": model,
         "local-epochs": epochs,
         "batch-size": 10,
         "silos": 12,
-    }
-    values |= {
         "partition": "dirichlet",
         "dirichlet.beta": 0.3,
-        "rounds": max(rounds),
+        "rounds": max(ROUNDS),
         **(more or {}),
     }
     settings = parse_settings({**PLAIN, **values})
     strategy, seen = watch(values)
     parts = {silo_name(i): part_of(settings.division, i) for i in range(12)}
-    shape, classes = next(iter(parts.values())).input_shape, next(iter(parts.values())).classes
-    name, options = settings.model_for(shape)
-    network = flat_model(name, shape, classes, options, "cpu", None)
-    agreed = [
-        standardisation(p.train.x, settings.common.normalization, strategy.plan.numbers)
-        for p in parts.values()
-    ]
-    samples = [
-        samples_on(p, torch.device("cpu"), a, ((), ()))[0][2]
-        for p, a in zip(parts.values(), agreed, strict=True)
-    ]
-    others = torch.cat([test.take(slice(None))[0] for test in samples])
-    true = {
-        n: torch.bincount(torch.from_numpy(p.train.y), minlength=classes)
-        for n, p in parts.items()
-    }
-    overlaps: dict[int, list[float]] = {r: [] for r in rounds}
+    first = parts[silo_name(0)]
+    name, options = settings.model_for(first.input_shape)
+    network = flat_model(name, first.input_shape, first.classes, options, "cpu", None)
+    tests, true = [], {}
+    for silo, part in parts.items():
+        agreed = standardisation(
+            part.train.x, settings.common.normalization, strategy.plan.numbers
+        )
+        (_, _, test), _ = samples_on(part, torch.device("cpu"), agreed, ((), ()))
+        tests.append(test.take(slice(None))[0])
+        true[silo] = torch.bincount(torch.from_numpy(part.train.y), minlength=first.classes)
+    others = torch.cat(tests)
+    overlaps: dict[int, list[float]] = {r: [] for r in ROUNDS}
     for s in (s for s in seen if s.round in overlaps):
         n = int(true[s.silo].sum())
-        shares = shares_from_bias(
-            s, network, others, epochs * -(-n // 10), settings.common.learning_rate
-        )
+        steps = epochs * math.ceil(n / 10)
+        shares = shares_from_bias(s, network, others, steps, settings.common.learning_rate)
         overlaps[s.round].append(overlap(shares, true[s.silo] / n))
     everyone = torch.stack(list(true.values())).sum(0).float()
-    guess = statistics.fmean(
-        overlap(everyone / everyone.sum(), t / t.sum()) for t in true.values()
-    )
-    return [
-        f"{dataset}, {model}",
-        str(epochs),
-        *(f"{statistics.fmean(overlaps[r]):.2f}" for r in rounds),
-        f"{guess:.2f}",
-    ]
+    guess = [overlap(everyone / everyone.sum(), t / t.sum()) for t in true.values()]
+    return [statistics.fmean(of) for of in (*overlaps.values(), guess)]
 
 
-def labels() -> str:
-    rounds = (1, 2, 5, 20)
+def labels() -> None:
     subjects = [("breast-cancer", "mlp"), ("digits", "mlp"), ("digits", "small-cnn")]
-    lines = [labels_of(*case, epochs, rounds) for case in subjects for epochs in (1, 2, 5)]
-    return table(
-        lines,
-        ["data, network", "epochs", *(f"round {r}" for r in rounds), "guess: all silos' mean"],
+    rows = (
+        [f"{dataset}, {model}", epochs, *labels_of(dataset, model, epochs)]
+        for dataset, model in subjects
+        for epochs in (1, 2, 5)
     )
+    print_table(f"data, network | epochs | {LABELS_HEADER}", rows)
 
 
 MEASURED = {"inversion": inversion, "labels": labels}
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("parts", nargs="+", choices=MEASURED)
     use_threads(1)
     logging.disable(logging.WARNING)
-    unknown = [a for a in arguments if a not in MEASURED]
-    if unknown or not arguments:
-        raise SystemExit(f"python -m benchmarks.privacy {' '.join(MEASURED)}: one or both")
-    for name in arguments:
-        print(MEASURED[name]())
+    for name in parser.parse_args().parts:
+        MEASURED[name]()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -34,8 +34,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -45,7 +44,7 @@ import torch
 from flwr.app import Context, Message, MessageType
 from torch import Tensor
 
-from benchmarks.common import table, whole_run
+from benchmarks.common import final_scores, print_table, whole_run
 from benchmarks.reference_cells import COHORTS, CONTROL, SETS
 from client import local_data
 from client.app import app as client_app
@@ -57,6 +56,7 @@ from partitions.common.errors import UserError
 from partitions.common.names import silo_name
 from partitions.datasets.registry import load_dataset
 from partitions.simulated import part_of
+from partitions.splits import SiloData, Split
 from server.run.loop import RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
 from strategies import strategies
@@ -68,8 +68,6 @@ from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import Model, array_record, tensor_of
 
 SILOS, TARGET = 12, 0
-# A process has one silo's data, here it has all
-FILES = lru_cache(maxsize=2 * SILOS)(local_data._own_file.__wrapped__)
 RUN: dict[str, Any] = {
     "threads": 1,
     "device": "cpu",
@@ -93,33 +91,37 @@ RUN: dict[str, Any] = {
 # Attackers
 
 
-def noise(vector: Tensor) -> Tensor:
+def noise(vector: Tensor, start: Tensor) -> Tensor:
     random = torch.randn(vector.shape, generator=torch.Generator().manual_seed(vector.numel()))
     return vector.add(random, alpha=float(10 * vector.norm() / random.norm()))
 
 
-SENT: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "sign-flip": lambda v: -v,
-    "x10": lambda v: 10 * v,
-    "x100": lambda v: 100 * v,
+def drift(vector: Tensor, start: Tensor) -> Tensor:
+    direction = torch.randn(vector.shape, generator=torch.Generator().manual_seed(7))
+    return vector.add(direction, alpha=float((vector - start).norm() / direction.norm()))
+
+
+def step_times(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda vector, start: start + factor * (vector - start)
+
+
+# What an attacker sends in place of its vector, and of the one that it was sent
+SENT: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sign-flip": lambda vector, start: -vector,
+    "x10": lambda vector, start: 10 * vector,
+    "x100": lambda vector, start: 100 * vector,
     "noise": noise,
-}
-STEPS: Mapping[str, float] = {
-    "-45 steps": -45,
-    "backdoor": 10,
-    "own steps -1": -1,
-    "own steps 9": 9,
+    "drift": drift,
+    "-45 steps": step_times(-45),
+    "backdoor": step_times(10),
+    "own steps -1": step_times(-1),
+    "own steps 9": step_times(9),
 }
 AGAINST: Mapping[str, float] = {"collusion 10": 10, "collusion 1.4": 1.4}
 ATTACKS = (
     *("sign-flip", "x10", "-45 steps", "noise", "lied n", "label-flip", "backdoor", "drift"),
     *(*AGAINST, "own steps -1", "own steps 9"),
 )
-
-
-def drift(vector: Tensor, start: Tensor) -> Tensor:
-    direction = torch.randn(vector.shape, generator=torch.Generator().manual_seed(7))
-    return vector.add(direction, alpha=float((vector - start).norm() / direction.norm()))
 
 
 class Colluding(InProcessGrid):
@@ -134,24 +136,21 @@ class Colluding(InProcessGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(super().pull_messages(message_ids))
-        trained = [
-            r
-            for r in replies
-            if r.metadata.message_type == MessageType.TRAIN and not r.has_error()
-        ]
-        by_node = {r.metadata.src_node_id: r for r in trained}
-        lying, honest = (
-            [n for n in by_node if (n <= self.liars) == lies] for lies in (True, False)
-        )
-        for key in (
-            list(trained[0].content.array_records) if self.factor and trained and honest else []
-        ):
+        by_node = {
+            reply.metadata.src_node_id: reply
+            for reply in replies
+            if reply.metadata.message_type == MessageType.TRAIN and not reply.has_error()
+        }
+        honest = [n for n in by_node if n > self.liars]
+        if not self.factor or not honest:
+            return replies
+        for key in list(by_node[honest[0]].content.array_records):
             sent = {n: vector_of(by_node[n], key, self.asked[n]) for n in by_node}
             starts = {n: start_of(self.asked[n], vector) for n, vector in sent.items()}
             steps = torch.stack([sent[n] - starts[n] for n in honest])
             mean = steps.mean(0)
             lie = mean * (-self.factor * float(steps.norm(dim=1).median() / mean.norm()))
-            for n in lying:
+            for n in by_node.keys() - honest:
                 replace_vector(by_node[n], key, self.asked[n], starts[n] + lie)
         return replies
 
@@ -188,11 +187,11 @@ def per_unit(message: Message) -> float:
 
 def start_of(message: Message, vector: Tensor) -> Tensor:
     """Return the model that a silo received, or 0 where its sent vector has another length."""
-    record = message.content.array_records.get(f"model.{GLOBAL}")
-    start = None if record is None else tensor_of(record["vector"])
-    return (
-        start if start is not None and start.shape == vector.shape else torch.zeros_like(vector)
-    )
+    if record := message.content.array_records.get(f"model.{GLOBAL}"):
+        start = tensor_of(record["vector"])
+        if start.shape == vector.shape:
+            return start
+    return torch.zeros_like(vector)
 
 
 def cornered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -204,15 +203,14 @@ def cornered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return marked
 
 
-def poisoned(
-    attack: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], classes: int
-) -> tuple[Any, Any]:
-    """Return the data on which an attacker trains."""
+def poisoned(attack: str, data: SiloData, classes: int) -> SiloData:
+    """Return an attacker's data with what it trains on."""
+    x, y = data.train.x, data.train.y
     if attack in ("label-flip", "lied n"):
-        return x, classes - 1 - y
-    if attack == "backdoor":
-        return np.concatenate([x, cornered(x)]), np.concatenate([y, np.full_like(y, TARGET)])
-    return x, y
+        y = classes - 1 - y
+    elif attack == "backdoor":
+        x, y = np.concatenate([x, cornered(x)]), np.concatenate([y, np.full_like(y, TARGET)])
+    return replace(data, train=Split(x, y))
 
 
 @dataclass
@@ -223,71 +221,38 @@ class AttackedFederation:
     attack: str
     liars: int
 
-    def __post_init__(self) -> None:
-        self.names = [silo_name(i) for i in range(SILOS)]
+    def run(self) -> None:
         self.parts = [part_of(self.settings.division, i) for i in range(SILOS)]
         self.classes = 1 + max(int(part.train.y.max()) for part in self.parts)
-
-    def run(self) -> RoundLoop:
+        for i in range(self.liars):
+            self.parts[i] = poisoned(self.attack, self.parts[i], self.classes)
         grid = Colluding(self.app, SILOS, self.settings.flat())  # type: ignore[arg-type]
         grid.liars, grid.factor = self.liars, AGAINST.get(self.attack, 0.0)
-        self.loop = RoundLoop(grid, self.settings)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            flower_identity(),
-            mock.patch.object(local_data, "_own_file", FILES),
-        ):
-            for i, context in enumerate(grid.contexts.values()):
-                data = str(self.file(Path(folder), i))
-                context.node_config = {"name": self.names[i], "data": data, "policy": "public"}
+        self.loop, self.contexts = RoundLoop(grid, self.settings), grid.contexts.values()
+        with flower_identity(), mock.patch.object(local_data, "part_of", self.part):
             self.strategy = self.loop.run()
-        self.contexts = grid.contexts
-        return self.loop
 
-    def file(self, folder: Path, i: int) -> Path:
-        part, file = self.parts[i], folder / f"{self.names[i]}.npz"
-        arrays: dict[str, Any] = {}
-        for split in ("train", "val", "test"):
-            x, y = getattr(part, split).x, getattr(part, split).y
-            if split == "train" and i < self.liars:
-                x, y = poisoned(self.attack, x, y, self.classes)
-            arrays |= {f"x_{split}": x, f"y_{split}": y}
-        np.savez(file, classes=np.array(self.classes), **arrays)
-        return file
+    def part(self, division: object, index: int) -> SiloData:
+        return self.parts[index]
 
     def app(self, message: Message, context: Context) -> Message:
         reply = client_app(message, context)
-        if context.node_config["name"] not in self.names[: self.liars] or reply.has_error():
+        if context.node_id > self.liars or reply.has_error():
             return reply
-        if message.metadata.message_type == MessageType.QUERY and self.attack in (
-            "lied n",
-            "-45 steps",
-        ):
+        kind, lies = message.metadata.message_type, self.attack in ("lied n", "-45 steps")
+        if kind == MessageType.QUERY and lies:
             next(iter(reply.content.config_records.values()))["n_train"] = 10**6
-        if message.metadata.message_type == MessageType.TRAIN:
-            for key in list(reply.content.array_records):
-                vector = vector_of(reply, key, message)
-                start = start_of(message, vector)
-                if self.attack in SENT:
-                    vector = SENT[self.attack](vector)
-                elif self.attack in STEPS:
-                    vector = start + STEPS[self.attack] * (vector - start)
-                elif self.attack == "drift":
-                    vector = drift(vector, start)
-                replace_vector(reply, key, message, vector)
+        for key in list(reply.content.array_records) if kind == MessageType.TRAIN else ():
+            vector = vector_of(reply, key, message)
+            if change := SENT.get(self.attack):
+                vector = change(vector, start_of(message, vector))
+            replace_vector(reply, key, message, vector)
         return reply
 
     def honest(self) -> float:
         """Return the mean test accuracy of the honest silos, in percent."""
-        reports = self.strategy.info.reports
-        last = self.settings.common.rounds + (reports == "received")
-        scores = {
-            r.silo: r.value
-            for r in self.loop.history.rows
-            if (r.snapshot, r.split, r.metric) == (reports, "test", "accuracy")
-            and r.round <= last
-        }
-        values = [scores.get(name, 0.0) for name in self.names[self.liars :]]
+        scores = final_scores(self.loop)
+        values = [scores.get(silo_name(i), 0.0) for i in range(self.liars, SILOS)]
         return 100 * float(np.mean(np.nan_to_num(values)))
 
     def turned(self) -> float:
@@ -295,29 +260,21 @@ class AttackedFederation:
 
         Predictions are of the model that the method evaluates if it is common to all, else of each silo's personal one.
         """
-        x = self.parts[0].test.x
-        shape = x.shape[1:] if x.ndim == 2 else (1, *x.shape[1:3])
+        shape = self.parts[0].input_shape
         name, options = self.settings.model_for(shape)
         model = flat_model(name, shape, self.classes, options, "cpu", None)
-        shared = self.strategy.state.arrays.get(GLOBAL)
-        is_shared = (
-            shared is not None
-            and len(shared) == model.layout.size
-            and self.strategy.info.reports == "received"
+        shared = self.strategy.state.arrays.get(GLOBAL, torch.empty(0))
+        is_shared = self.strategy.info.reports == "received" and len(shared) == len(
+            model.vector
         )
         hits = total = 0
-        for part, context in list(zip(self.parts, self.contexts.values(), strict=True))[
-            self.liars :
-        ]:
+        for part, context in list(zip(self.parts, self.contexts, strict=True))[self.liars :]:
             arrays: Any = context.state["arrays"]
-            model.load(
-                shared if is_shared and shared is not None else tensor_of(arrays["personal"])
-            )
+            model.load(shared if is_shared else tensor_of(arrays["personal"]))
             others = part.test.y != TARGET
-            guesses = predict(
-                model, Samples(cornered(part.test.x[others]), part.test.y[others])
-            ).argmax(1)
-            hits, total = hits + int((guesses == TARGET).sum()), total + len(guesses)
+            samples = Samples(cornered(part.test.x[others]), part.test.y[others])
+            hits += int((predict(model, samples).argmax(1) == TARGET).sum())
+            total += len(samples)
         return 100 * hits / max(total, 1)
 
 
@@ -355,21 +312,20 @@ def pictures(folder: Path) -> str:
     return str(file)
 
 
-Case = tuple[
-    list[str], str, int, Mapping[str, Any]
-]  # a row's labels, method, attackers, settings
+# A row's labels, method, number of attackers, settings
+Case = tuple[list[object], str, int, Mapping[str, Any]]
 
 
-def show(head: Sequence[str], cases: Iterable[Case], tried: Sequence[str]) -> None:
-    """Print a row for each case: without an attack, and with each that is tried."""
-    rows: list[list[str]] = []
-    for labels, method, liars, options in cases:
-        try:
-            cells = [cell(method, attack, liars, **options) for attack in ("no attack", *tried)]
-        except UserError as error:  # FedBN is for networks with BatchNorm
-            cells = [str(error), *[""] * len(tried)]
-        add(rows, [*labels, *cells])
-    print(table(rows, [*head, "no attack", *tried]))
+def show(head: str, cases: Iterable[Case], tried: Sequence[str]) -> None:
+    """Print a row for each case that its method accepts: without an attack, and with each that is tried."""
+    tried = ("no attack", *tried)
+
+    def rows() -> Iterator[list[object]]:
+        for labels, method, liars, options in cases:
+            with contextlib.suppress(UserError):
+                yield [*labels, *(cell(method, attack, liars, **options) for attack in tried)]
+
+    print_table(" | ".join((head, *tried)), rows())
 
 
 def attacks(rules: Sequence[str]) -> None:
@@ -380,14 +336,14 @@ def attacks(rules: Sequence[str]) -> None:
         every = itertools.product(rules or RULES_TRIED, sets.items(), (1, 3))
         cases: Iterator[Case] = (
             (
-                [title, str(liars), rule],
+                [title, liars, rule],
                 "fedavg",
                 liars,
-                {"dataset": dataset, "robust": rule, "robust_attackers": liars},
+                {"dataset": dataset, "robust": rule, "robust-attackers": liars},
             )
             for rule, (title, dataset), liars in every
         )
-        show(["data", "attackers", "robust"], cases, ATTACKS)
+        show("data | attackers | robust", cases, ATTACKS)
 
 
 MASKED: Mapping[str, Any] = {"secure-aggregation": True, "secure-group": 3}
@@ -395,32 +351,22 @@ MASKED: Mapping[str, Any] = {"secure-aggregation": True, "secure-group": 3}
 
 def masks(rules: Sequence[str]) -> None:
     """Print for FedAvg on digits, with one attacker, a row per rule: sums of all, and of groups of three."""
-    cases = []
+    cases: list[Case] = []
     for rule, seed in itertools.product(rules or ("all", "screen"), (42, 1, 2)):
         robust = {"robust": rule, "secure-robust": "groups"} if rule != "all" else {}
-        cases.append(([rule, str(seed)], "fedavg", 1, {**MASKED, **robust, "seed": seed}))
-    show(["robust", "seed"], cases, ATTACKS)
-
-
-def mean_methods() -> list[str]:
-    """Return the methods that declare one mean of whole vectors."""
-    infos = {name: method.info for name, method in strategies().items()}
-    return sorted(
-        name
-        for name, info in infos.items()
-        if bounded.steps_are_comparable(info) and not info.role.pooled
-    )
+        cases.append(([rule, seed], "fedavg", 1, {**MASKED, **robust, "seed": seed}))
+    show("robust | seed", cases, ATTACKS)
 
 
 def methods(names: Sequence[str]) -> None:
-    """Print a row for every method with a mean under ``screen``, with one attacker on digits."""
-    cases = [([name], name, 1, {"robust": "screen"}) for name in names or mean_methods()]
-    show(["method"], cases, WORST)
-
-
-def add(rows: list[list[str]], row: list[str]) -> None:
-    rows.append(row)
-    print("| " + " | ".join(row) + " |", file=sys.stderr, flush=True)
+    """Print a row for every method with one mean of whole vectors under ``screen``, with one attacker on digits."""
+    means = [
+        name
+        for name, method in sorted(strategies().items())
+        if bounded.steps_are_comparable(method.info) and not method.info.role.pooled
+    ]
+    cases: Iterator[Case] = (([n], n, 1, {"robust": "screen"}) for n in names or means)
+    show("method", cases, WORST)
 
 
 COSTS = (
@@ -431,21 +377,22 @@ COSTS = (
 
 def cost(seeds: Sequence[str]) -> None:
     """Print honest runs with ``screen`` minus those with ``none``: mean and standard error over seeds, in points."""
-    rows: list[list[str]] = []
-    for dataset, beta, rounds in COSTS:
-        scores = {rule: list[float]() for rule in ("none", "screen")}
-        for seed, rule in itertools.product(map(int, seeds or "12345"), scores):
-            settings = {**RUN, "dataset": dataset, "dirichlet.beta": beta, "seed": seed}
-            settings |= {"strategy": "fedavg", "rounds": rounds, "evaluate-every": rounds}
-            settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
-            federation = AttackedFederation(parse_settings(settings), "no attack", 0)
-            federation.run()
-            scores[rule].append(federation.honest())
-        change = np.subtract(scores["screen"], scores["none"])
-        error = change.std(ddof=1) / len(change) ** 0.5
-        cells = [f"{np.mean(scores['none']):.1f}", f"{change.mean():+.2f} ± {error:.2f}"]
-        add(rows, [dataset, f"{beta:g}", str(rounds), *cells])
-    print(table(rows, ["data", "dirichlet.beta", "rounds", "none", "screen - none"]))
+
+    def rows() -> Iterator[list[object]]:
+        for dataset, beta, rounds in COSTS:
+            scores = {rule: list[float]() for rule in ("none", "screen")}
+            for seed, rule in itertools.product(map(int, seeds or "12345"), scores):
+                settings = {**RUN, "dataset": dataset, "dirichlet.beta": beta, "seed": seed}
+                settings |= {"strategy": "fedavg", "rounds": rounds, "evaluate-every": rounds}
+                settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
+                of_silos = final_scores(whole_run(settings)).values()
+                scores[rule].append(100 * float(np.mean(list(of_silos))))
+            change = np.subtract(scores["screen"], scores["none"])
+            error = change.std(ddof=1) / len(change) ** 0.5
+            cells = [f"{np.mean(scores['none']):.1f}", f"{change.mean():+.2f} ± {error:.2f}"]
+            yield [dataset, f"{beta:g}", rounds, *cells]
+
+    print_table("data | dirichlet.beta | rounds | none | screen - none", rows())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -469,11 +416,13 @@ def honest_rounds(dataset: str, seeds: Iterable[int], **changes: Any) -> tuple[i
 
 def centres(seeds: Sequence[str]) -> None:
     """Print per table of real centres the silo-rounds, and the shares left out and cut, in percent."""
-    rows: list[list[str]] = []
-    for dataset in CENTRES:
-        total, *shares = honest_rounds(dataset, map(int, seeds or "01234"))
-        add(rows, [dataset, str(total), *(f"{100 * share / total:.2f}" for share in shares)])
-    print(table(rows, ["data", "silo-rounds", "left out", "cut"]))
+
+    def rows() -> Iterator[list[object]]:
+        for dataset in CENTRES:
+            total, out, cut = honest_rounds(dataset, map(int, seeds or "01234"))
+            yield [dataset, total, 100 * out / total, 100 * cut / total]
+
+    print_table("data | silo-rounds | left out | cut", rows())
 
 
 PARTITIONS: Mapping[str, Mapping[str, Any]] = {
@@ -510,11 +459,12 @@ def ratios(methods: Sequence[str]) -> None:
         largest.extend(ratio for of in ratios.values() for ratio in of.values())
         return {}
 
-    rows: list[list[str]] = []
     with mock.patch.object(bounded, "outliers", outliers):
-        for method, kinds in measured(methods, 20, PARTITIONS.values(), largest):
-            add(rows, [method, *(f"{max(of):.2f}" if of else "" for of in kinds)])
-    print(table(rows, ["method", *PARTITIONS]))
+        rows = (
+            [method, *(max(of, default="") for of in kinds)]
+            for method, kinds in measured(methods, 20, PARTITIONS.values(), largest)
+        )
+        print_table(" | ".join(("method", *PARTITIONS)), rows)
 
 
 STEPS_OF: Sequence[Mapping[str, Any]] = (
@@ -537,18 +487,18 @@ def steps(methods: Sequence[str]) -> None:
     def allowed(*parts: Any, **more: Any) -> Silo:
         return Silo(*parts, **{**more, "max_step": 1e9})
 
-    rows: list[list[str]] = []
+    def rows() -> Iterator[list[object]]:
+        for method, kinds in measured(methods, 8, STEPS_OF, distances):
+            every = np.concatenate(kinds)
+            yield [method, *(float(np.quantile(every, q)) for q in (1.0, 0.99))]
+
     with (
         mock.patch("strategies.base.silo.check_received", note),
         mock.patch("client.session.Silo", allowed),
-        mock.patch(
-            "client.app.claim_model"
-        ),  # notes in a state directory, which simulated silos lack
+        # It notes a choice in a state directory, which simulated silos lack
+        mock.patch("client.app.claim_model"),
     ):
-        for method, kinds in measured(methods, 8, STEPS_OF, distances):
-            every = np.concatenate(kinds)
-            add(rows, [method, *(f"{np.quantile(every, q):.2f}" for q in (1.0, 0.99))])
-    print(table(rows, ["method", "largest", "99 of 100"]))
+        print_table("method | largest | 99 of 100", rows())
 
 
 if __name__ == "__main__":

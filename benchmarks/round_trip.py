@@ -13,7 +13,6 @@ with and without `secure-aggregation`, in turns in one federation.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import statistics
 import subprocess
@@ -24,13 +23,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from benchmarks.common import ratios, table
+from benchmarks.common import command_line, print_table, ratios
 from client.protocol.launch import FLOWER, free_ports
 from client.site.study import approvals
 from server.deploy import local, processes, submit
 from server.deploy.federation import Federation, read_federation
 from server.deploy.study_draft import app_sums, draft, known_peers
+from server.results.history import History
 
 # On grey pictures of ten classes (fedala-cnn: of 28 x 28 pixels)
 PARAMETERS = {"fedala-cnn": 582_026, "resnet50": 23_522_250}
@@ -98,33 +99,40 @@ server = ServerApp(server_fn=components)
 
 
 @contextmanager
-def federated(
-    silos: int, dataset: str = "mnist"
-) -> Iterator[tuple[Path, Federation, local.LocalFederation]]:
-    """Context with a federation of demo silos, in a folder for all output."""
-    with homes() as folder:
-        lines = [f"  - {{name: hospital-{i + 1:02d}, data: demo}}" for i in range(silos)]
-        demo = f"demo: {{dataset: {dataset}, partition: iid, seed: 42}}"
-        (folder / "federation.yaml").write_text(
-            "\n".join(["name: round-trip", demo, "silos:", *lines, ""])
-        )
-        federation = read_federation(folder / "federation.yaml")
-        up = local.up(federation, echo=lambda line: None)
-        try:
-            yield folder, federation, up
-        finally:
-            processes.end(processes.find(up.directory), grace=5.0)
+def homes() -> Iterator[Path]:
+    """Context with a temporary folder for all output, which contains this process's home folders."""
+    with tempfile.TemporaryDirectory() as name:
+        folders = {"XDG_STATE_HOME": f"{name}/state", "FLWR_HOME": f"{name}/flower"}
+        with mock.patch.dict(os.environ, {**folders, **FLOWER}):
+            yield Path(name)
+
+
+@contextmanager
+def federated(folder: Path, *lines: str) -> Iterator[tuple[Federation, Path]]:
+    """Context with the federation that these lines of its file describe, and the directory of its processes."""
+    file = folder / "federation.yaml"
+    file.write_text("\n".join(["name: benchmark", *lines, ""]))
+    federation = read_federation(file)
+    directory = local.up(federation, echo=lambda line: None).directory
+    try:
+        yield federation, directory
+    finally:
+        processes.end(processes.find(directory), grace=5.0)
+
+
+def demo(silos: int, dataset: str) -> list[str]:
+    """Return the lines of a federation of demo silos."""
+    lines = [f"  - {{name: hospital-{i + 1:02d}, data: demo}}" for i in range(silos)]
+    return [f"demo: {{dataset: {dataset}, partition: iid, seed: 42}}", "silos:", *lines]
 
 
 def later_rounds(values: Mapping[str, Any]) -> list[float]:
     """Return the seconds of the rounds after the first of a run in the federation that is up."""
-    out = submit.run(dict(values))
-    with (out / "history.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["metric"] == "round_seconds"]
-    return [float(row["value"]) for row in rows][1:]
+    rows = History(submit.run(dict(values)) / "history.csv").rows
+    return [row.value for row in rows if row.metric == "round_seconds"][1:]
 
 
-def empty(rounds: int, network: str = "fedala-cnn") -> dict[str, Any]:
+def empty(rounds: int, network: str) -> dict[str, Any]:
     """Return the settings of rounds in which as little as possible is done."""
     return {
         "strategy": "fedavg",
@@ -135,13 +143,10 @@ def empty(rounds: int, network: str = "fedala-cnn") -> dict[str, Any]:
     }
 
 
-def ours(
-    silos: int, rounds: int, dataset: str = "mnist", network: str = "fedala-cnn"
-) -> list[float]:
+def ours(args: argparse.Namespace) -> list[float]:
     """Return the seconds of silofl's rounds after the first."""
-    with federated(silos, dataset) as (folder, _, _):
-        values = empty(rounds, network)
-        return later_rounds({**values, "out": str(folder / "out")})
+    with homes() as folder, federated(folder, *demo(args.silos, args.dataset)):
+        return later_rounds({**empty(args.rounds, args.network), "out": str(folder / "out")})
 
 
 def compare(ways: Mapping[str, Callable[[int], list[float]]], repeats: int) -> None:
@@ -152,29 +157,28 @@ def compare(ways: Mapping[str, Callable[[int], list[float]]], repeats: int) -> N
             medians[way].append(statistics.median(run(turn)))
             print(f"turn {turn + 1}, {way}: {medians[way][-1]:.2f}", flush=True)
     over = ratios(medians, next(iter(medians)))
-    rows = [
-        [way, *(f"{value:.2f}" for value in seconds), f"{over[way]:.3f}"]
-        for way, seconds in medians.items()
-    ]
-    print(table(rows, ["s per round", *(f"turn {n + 1}" for n in range(repeats)), "ratio"]))
+    rows = ([way, *seconds, f"{over[way]:.3f}"] for way, seconds in medians.items())
+    turns = [f"turn {n + 1}" for n in range(repeats)]
+    print_table(" | ".join(["s per round", *turns, "ratio"]), rows)
 
 
 def compare_masked(args: argparse.Namespace) -> None:
     """Compare masked with unmasked runs in one federation."""
-    with federated(args.silos) as (folder, federation, up):
-        bare = empty(args.rounds)
+    demo_lines = demo(args.silos, args.dataset)
+    with homes() as folder, federated(folder, *demo_lines) as (federation, directory):
+        bare, peers = empty(args.rounds, args.network), known_peers(federation)
         masked = {**bare, "secure-aggregation": True}
         texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a benchmark")
         study = draft(
             "masked",
-            {**masked, "seed": ",".join(str(turn) for turn in range(args.repeats))},
+            {**masked, "seed": ",".join(map(str, range(args.repeats)))},
             texts=texts,
             end=None,
             apps=app_sums(Path(__file__).parents[1]),
-            peers=known_peers(federation),
+            peers=peers,
         )
-        for silo in known_peers(federation):
-            approvals.record_approval(up.directory / "silos" / silo, silo, study, "a", "", [])
+        for silo in peers:
+            approvals.record_approval(directory / "silos" / silo, silo, study, "a", "", [])
 
         def run(settings: Mapping[str, Any]) -> Callable[[int], list[float]]:
             return lambda turn: later_rounds(
@@ -192,35 +196,26 @@ def plain(silos: int, rounds: int, network: str) -> list[float]:
         stack.callback(lambda: processes.end(processes.find(folder), grace=5.0))
         link, *ports = free_ports(silos + 1)  # Fleet and Control API share a port
         # Not `environment()`: the SuperExec's poll interval is part of the comparison.
-        inherited = {
-            **os.environ,
-            **FLOWER,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        }
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        inherited = {**os.environ, "PATH": path}
 
-        def start(part: str, *command: str) -> None:
-            log = folder / f"{part}.log"
+        def start(part: str, command: str) -> None:
             processes.start_process(
-                part, command, directory=folder, log=log, environment=inherited
+                part,
+                command.split(),
+                directory=folder,
+                log=folder / f"{part}.log",
+                environment=inherited,
             )
 
         start(
             "superlink",
-            "flower-superlink",
-            "--insecure",
-            "--port",
-            str(link),
-            "--disable-runtime-dependency-installation",
+            f"flower-superlink --insecure --port {link} --disable-runtime-dependency-installation",
         )
         for port in ports:
             start(
                 f"supernode-{port}",
-                "flower-supernode",
-                "--insecure",
-                "--superlink",
-                f"127.0.0.1:{link}",
-                "--port",
-                str(port),
+                f"flower-supernode --insecure --superlink 127.0.0.1:{link} --port {port}",
             )
         app, times = folder / "app", folder / "times"
         app.mkdir()
@@ -239,29 +234,10 @@ def plain(silos: int, rounds: int, network: str) -> list[float]:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not times.exists() or len(times.read_text().splitlines()) < rounds:
             if time.monotonic() > deadline:
-                raise RuntimeError(
-                    "the plain app does not end: "
-                    + (folder / "superlink.log").read_text()[-2000:]
-                )
+                end = (folder / "superlink.log").read_text()[-2000:]
+                raise RuntimeError(f"the plain app does not end: {end}")
             time.sleep(1)
         return [float(line) for line in times.read_text().splitlines()][1:]
-
-
-@contextmanager
-def homes() -> Iterator[Path]:
-    """Context with a temporary folder for all output, which contains this process's home folders."""
-    before = dict(os.environ)
-    with tempfile.TemporaryDirectory() as name:
-        os.environ |= {
-            "XDG_STATE_HOME": f"{name}/state",
-            "FLWR_HOME": f"{name}/flower",
-            **FLOWER,
-        }
-        try:
-            yield Path(name)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
 
 
 def compare_plain(args: argparse.Namespace) -> None:
@@ -269,7 +245,7 @@ def compare_plain(args: argparse.Namespace) -> None:
     compare(
         {
             "plain Flower": lambda _: plain(args.silos, args.plain_rounds, args.network),
-            "silofl": lambda _: ours(args.silos, args.rounds, args.dataset, args.network),
+            "silofl": lambda _: ours(args),
         },
         args.repeats,
     )
@@ -279,9 +255,7 @@ COMPARISONS = {"plain": compare_plain, "masked": compare_masked}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("what", nargs="?", choices=COMPARISONS, default="plain")
     parser.add_argument("--silos", type=int, default=12)
     parser.add_argument("--dataset", default="mnist")
