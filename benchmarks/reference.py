@@ -17,7 +17,7 @@ computes (``threads = 1``).
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import logging
 import sys
@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.common import command_line
 from benchmarks.reference_cells import (
     COMMON,
     FORMS,
@@ -32,8 +33,8 @@ from benchmarks.reference_cells import (
     RATES,
     SETS,
     STABLE,
-    TableWorker,
     all_cells,
+    execute_missing,
     ordered_methods,
 )
 from benchmarks.reference_page import PLAN, restore_cells, stem, write_page
@@ -65,14 +66,13 @@ def check_plan(file: Path, name: str, *, published: bool = False) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.reference", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the cells")
     parser.add_argument("--form", choices=FORMS, default="long", help="size of the table")
-    parser.add_argument("--methods", nargs="+", choices=ordered_methods(), help="default: all")
-    parser.add_argument("--sets", nargs="+", choices=SETS, help="default: all")
-    parser.add_argument("--runs", type=int, default=-1, help="end after this many; -1: all")
+    methods = ordered_methods()
+    parser.add_argument("--methods", nargs="+", choices=methods, default=methods)
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
+    parser.add_argument("--runs", type=int, help="end after this many; default: all")
     parser.add_argument(
         "--from", dest="published", type=Path, help="folder of a page to go on from"
     )
@@ -89,12 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.published:
             restore_cells(args.published, args.out, args.form)
         if args.page is None:
-            wanted = [
-                c
-                for c in all_cells()
-                if c.dataset in (args.sets or SETS) and c.method in (args.methods or [c.method])
-            ]
-            TableWorker(args.out, FORMS[args.form], args.runs).work(wanted)
+            wanted = (
+                c for c in all_cells() if c.dataset in args.sets and c.method in args.methods
+            )
+            runs = execute_missing(args.out, FORMS[args.form], wanted)
+            for _ in itertools.islice(runs, args.runs):
+                pass
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -14,8 +14,9 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,12 +130,12 @@ class CellGroup(NamedTuple):
         return self.method.removesuffix(BOOSTED)
 
     def settings(self, form: Form, seed: int, fold: int, rounds: int) -> dict[str, Any]:
-        values: dict[str, Any] = {"dataset": self.dataset, "silos": SETS[self.dataset]}
-        values |= {**COMMON, **NETWORKS[self.network], "rounds": rounds}
-        values |= {"strategy": self.strategy, "seed": seed}
+        network, silos = NETWORKS[self.network], SETS[self.dataset]
+        values = {"dataset": self.dataset, "silos": silos, **COMMON, **network}
+        values |= {"strategy": self.strategy, "seed": seed, "rounds": rounds}
         values |= {"natural.folds": form.folds, "natural.fold": fold, "natural.most": self.most}
         if self.network == TREES:
-            values["trees.capacity"] = rounds * values["local-epochs"] * (values["silos"] + 1)
+            values["trees.capacity"] = rounds * network["local-epochs"] * (silos + 1)
         return values
 
     def why_refused(self, form: Form) -> str:
@@ -246,20 +247,14 @@ def execute_trial(
     finite = {n: mean for n, mean in validated.items() if math.isfinite(mean)}
     if not finite:
         return {**line, "why": "no finite loss on the validation data of all hospitals"}
-    chosen = min(finite, key=lambda n: (finite[n], n))
+    chosen = min(finite, key=lambda n: finite[n])
     losses, scores = (by_round("test", metric).get(chosen, {}) for metric in ("loss", score))
     silos = {
-        name: [run.silos[name]["n_test"], losses.get(name), scores.get(name)]
-        for name in sorted(run.silos)
+        name: [of["n_test"], losses.get(name), scores.get(name)]
+        for name, of in sorted(run.silos.items())
     }
-    sent = sum(run.total_bytes.values())
-    return {
-        **line,
-        "validation": finite[chosen],
-        "round": chosen,
-        "bytes": sent,
-        "silos": silos,
-    }
+    line |= {"validation": finite[chosen], "round": chosen}
+    return {**line, "bytes": sum(run.total_bytes.values()), "silos": silos}
 
 
 def best_of(
@@ -319,44 +314,26 @@ def finished(
     return None if None in best else [line for line in best if line]
 
 
-class TableWorker:
-    """What this process does: the cells that are not finished, file by file, at most ``runs`` runs."""
+def execute_missing(folder: Path, form: Form, every: Iterable[CellGroup]) -> Iterator[None]:
+    """Execute the cells that are not finished, in order, file by file; yield after each run.
 
-    def __init__(self, folder: Path, form: Form, runs: int) -> None:
-        self.folder, self.form, self.left = folder, form, runs
-
-    def work(self, every: Sequence[CellGroup]) -> None:
-        """Execute the cells, in order."""
-        ready = {name: has_data(name) for name in dict.fromkeys(c.dataset for c in every)}
-        for cells in every:
-            if self.left and ready[cells.dataset] and not cells.why_refused(self.form):
-                self.fill(cells)
-
-    def fill(self, cells: CellGroup) -> None:
-        """Execute what is missing of these cells, unless another process has their file, or one has no score."""
-        file = cells.file(self.folder)
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(hold_cells(file))
-            except DataError:
-                return
+    Left out: a file that another process has, and the rest of a file after a cell without a score.
+    """
+    for cells in every:
+        if cells.why_refused(form) or not has_data(cells.dataset):
+            continue
+        with contextlib.suppress(DataError), hold_cells(file := cells.file(folder)):
             lines = read_lines(file)
-            for repeat in self.form.repeats:
-                for line in self.trials(cells, lines, repeat):
-                    append(file, json.dumps(line) + "\n")
-                    lines.append(line)
-                if best_of(lines, self.form, repeat) is None:
-                    return
-
-    def trials(
-        self, cells: CellGroup, lines: Sequence[dict[str, Any]], repeat: tuple[int, int]
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the lines of a cell's trials that have none, each after those before it are in ``lines``."""
-        while self.left and (left := missing_trials(cells, lines, self.form, repeat)):
-            self.left -= 1
-            yield execute_trial(cells, self.form, repeat, *left[0])
+            for repeat in form.repeats:
+                while missing := missing_trials(cells, lines, form, repeat):
+                    lines.append(execute_trial(cells, form, repeat, *missing[0]))
+                    append(file, json.dumps(lines[-1]) + "\n")
+                    yield
+                if best_of(lines, form, repeat) is None:
+                    break
 
 
+@cache
 def has_data(dataset: str) -> bool:
     try:
         load_dataset(dataset, "")

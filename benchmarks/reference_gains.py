@@ -91,20 +91,19 @@ def over_cohorts(cohorts: Sequence[Estimate | None]) -> PooledGain | None:
     means = np.array([c.mean for c in known])
     variances = np.array([c.error**2 for c in known])
 
-    def scatter(between: float) -> float:
+    def pooled(between: float) -> tuple[float, float, float]:
+        """Return the weighted mean, the sum of its weights, and the weighted squares of the distances to it."""
         weights = 1 / (variances + between)
         mean = (weights * means).sum() / weights.sum()
-        return float((weights * (means - mean) ** 2).sum()) - (count - 1)
+        squares = (weights * (means - mean) ** 2).sum()
+        return float(mean), float(weights.sum()), float(squares)
 
     between, most = 0.0, float(means.var(ddof=1)) * count + 1e-12
-    if scatter(0.0) > 0:
-        between = float(optimize.brentq(scatter, 0.0, most))
-    weights = 1 / (variances + between)
-    mean = float((weights * means).sum() / weights.sum())
-    factor = max(1.0, (scatter(between) + count - 1) / (count - 1))
-    return PooledGain(
-        mean, math.sqrt(factor / weights.sum()), count - 1, count, math.sqrt(between)
-    )
+    if pooled(0.0)[2] > count - 1:
+        between = float(optimize.brentq(lambda b: pooled(b)[2] - (count - 1), 0.0, most))
+    mean, weight, squares = pooled(between)
+    error = math.sqrt(max(1.0, squares / (count - 1)) / weight)
+    return PooledGain(mean, error, count - 1, count, math.sqrt(between))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

