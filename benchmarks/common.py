@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import statistics
@@ -11,19 +10,15 @@ import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from client.app import app as client_app
-from partitions.common.errors import UserError
 from server.results.run_directory import RunDirectory
 from server.run.loop import RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
-from strategies import strategies
 from strategies.base.run_settings import RunSettings, parse_settings
-
-T = TypeVar("T")
 
 
 def interleaved(
@@ -109,12 +104,3 @@ def final_scores(loop: RoundLoop, metric: str = "accuracy") -> dict[str, float]:
     wanted = ("test", loop.settings.strategy.info.reports, metric)
     rows = loop.history.rows
     return {r.silo: r.value for r in rows if (r.split, r.snapshot, r.metric) == wanted}
-
-
-def each_method(values: Mapping[str, Any], make: Callable[[dict[str, Any]], T]) -> dict[str, T]:
-    """Call ``make`` on the settings with each method, except those that refuse them (fedbn without its layers)."""
-    prepared = {}
-    for name in sorted(strategies()):
-        with contextlib.suppress(UserError):
-            prepared[name] = make({**values, "strategy": name})
-    return prepared

@@ -1,13 +1,14 @@
-"""A silo's training on several devices: seconds of a step by one process, and by one for each device.
+"""A silo's training on several devices: processor time of a step by one process, and by one for each device.
 
     python -m benchmarks.devices [cpu,cpu]
 
-``resnet18`` on pictures of 64x64, batch 64, one thread a process; the two turn by turn, the medians. On a machine with
-other work the processor's time of a process tells more than the clock.
+``resnet18`` on pictures of 64x64, batch 64, one thread a process; the two turn by turn, the medians. Other work on the
+machine changes the clock, and hardly a process's processor time.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import sys
 import tempfile
@@ -27,40 +28,35 @@ from models.training import loss_gradient
 BATCH, SIDE, CLASSES, STEPS, TURNS = 64, 64, 10, 3, 3
 
 
-Seconds = list[tuple[float, float]]  # by the clock, and of the processor
-
-
-def seconds_of(device: str, group: Group | None) -> Seconds:
+def seconds_of(device: str, group: Group | None) -> list[float]:
     """Return the seconds of each step, after one that is not measured."""
-    options = StemSettings()
-    model = flat_model("resnet18", (3, SIDE, SIDE), CLASSES, options, device)
+    model = flat_model("resnet18", (3, SIDE, SIDE), CLASSES, StemSettings(), device)
     model.compute(Passes(group=group))
-    optimizer, took = Sgd(0.01), Seconds()
+    optimizer, times = Sgd(0.01), list[float]()
     torch.manual_seed(1)
     x = torch.randn(BATCH, 3, SIDE, SIDE).to(device)
     y = torch.randint(CLASSES, (BATCH,)).to(device)
     for _ in range(1 + STEPS):
-        started = time.perf_counter(), time.process_time()
         loss_gradient(model, x, y, cross_entropy)
         optimizer.step(model.vector, model.gradient)
         float(model.vector[0])
-        took.append((time.perf_counter() - started[0], time.process_time() - started[1]))
-    return took[1:]
+        times.append(time.process_time())
+    return [after - before for before, after in itertools.pairwise(times)]
 
 
 def run_rank(rank: int, devices: tuple[str, ...], folder: str) -> None:
     """Measure as one of several processes; the first alone in turns."""
     torch.set_num_threads(1)
     group = join_group(rank, folder, devices)
-    alone, together = Seconds(), Seconds()
+    alone, together = list[float](), list[float]()
     for _ in range(TURNS):
         if not rank:
             alone += seconds_of(devices[0], None)
         group.check_equal(torch.zeros(1, device=devices[rank]))
         together += seconds_of(devices[rank], group)
-    for place, what in enumerate(("clock", "processor") if not rank else ()):
-        a, b = (median(seconds[place] for seconds in of) for of in (alone, together))
-        print(f"{what}: one process {a:.3f} s a step, {len(devices)} {b:.3f} s: {a / b:.2f}")
+    if not rank:
+        a, b = median(alone), median(together)
+        print(f"one process {a:.2f} s a step, {len(devices)} {b:.2f} s each: {a / b:.2f}")
 
 
 def main() -> None:

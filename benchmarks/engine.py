@@ -16,28 +16,21 @@ import os
 import statistics
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import (
-    Prepared,
-    command_line,
-    each_method,
-    interleaved,
-    print_table,
-    ratios,
-)
-from client.local_data import device_of, open_data
-from models.flat import FlatModel
-from models.initialisation import initial_model
-from models.networks.registry import build
+from benchmarks.common import Prepared, command_line, interleaved, print_table, ratios
+from models.initialisation import flat_model
 from models.samples import Samples
 from models.training import use_threads
+from partitions.common.errors import UserError
 from partitions.npz import write_npz
+from partitions.simulated import part_of
+from strategies import strategies
 
 # Gradients per FedAvg gradient, by the method's definition: two models, two phases, K inner steps, a fine-tuning pass.
 GRADIENTS = {
@@ -76,26 +69,23 @@ class Loop:
         use_threads(common.threads)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.train: list[tuple[Tensor, Tensor]] = []
-        contexts = list(prepared.federation.grid.contexts.values())  # type: ignore[attr-defined]
-        self.device = device_of(settings, contexts[0])
-        for context in contexts:
-            data = open_data(settings, context)
-            x, y = Samples(data.train.x, data.train.y, self.device).take(slice(None))
+        for index in range(common.silos):
+            data = part_of(settings.division, index)
+            samples = Samples(data.train.x, data.train.y, torch.device(common.device))
+            x, y = samples.take(slice(None))
             # contiguous() does not change grey pictures
             self.train.append((x.clone(memory_format=layout) if x.dim() == 4 else x, y))
-        shape = data.input_shape
-        name, options = settings.model_for(shape)
-        self.model = FlatModel(build(name, shape, data.classes, options), self.device)
+        name, options = settings.model_for(data.input_shape)
+        self.model = flat_model(name, data.input_shape, data.classes, options, common.device)
+        self.center = self.model.vector.clone()
         self.rate, self.batch_size = common.learning_rate, common.batch_size
-        initial = initial_model(name, shape, data.classes, options, common.seed)("")
-        self.center = initial.to(self.device, copy=True)
 
     def round(self) -> None:
         w, g = self.model.vector, self.model.gradient
         models = self.center.new_empty(len(self.train), len(self.center))
         for (x, y), result in zip(self.train, models, strict=True):
             w.copy_(self.center)
-            order = torch.randperm(len(y), device=self.device)
+            order = torch.randperm(len(y), device=y.device)
             for index in torch.split(order, self.batch_size):
                 g.zero_()
                 logits = self.model.module(x[index])
@@ -139,9 +129,10 @@ def floor(options: Values, repeats: int) -> None:
 
 
 def methods(options: Values, repeats: int) -> None:
-    works = {
-        name: of.round for name, of in each_method(values_of(options, 12), Prepared).items()
-    }
+    works = {}
+    for name in sorted(strategies()):
+        with suppress(UserError):  # fedbn without its layers
+            works[name] = Prepared({**values_of(options, 12), "strategy": name}).round
     for work in works.values():  # past the first rounds, which differ for several methods
         work()
         work()

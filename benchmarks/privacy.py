@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from flwr.app import Context, Message, MessageType
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.func import functional_call
 
 from benchmarks.common import command_line, print_table
 from client.app import app as client_app
@@ -156,22 +157,6 @@ CASES += [Case(64, 8, 1), Case(8, 8, 1, round=20)]
 VICTIMS = {1: 8, 8: 2, 64: 1}  # number of attacked silos by their number of samples
 
 
-def simulate(
-    model: FlatModel, start: Tensor, x: Tensor, y: Tensor, steps: Sequence[Tensor], rate: float
-) -> Tensor:
-    """Return the model after these steps of SGD, differentiable with respect to x."""
-    w = start.clone().requires_grad_()
-    for index in steps:
-        logits = torch.func.functional_call(
-            model.module, model.layout.unflatten(w), (x[index],)
-        )
-        (gradient,) = torch.autograd.grad(
-            F.cross_entropy(logits, y[index]), w, create_graph=True
-        )
-        w = w - rate * gradient
-    return w
-
-
 class Attack:
     """The attacks of a server on one silo's round."""
 
@@ -187,7 +172,7 @@ class Attack:
         shape = self.shape = tuple(x.shape[1:])
         name, options = settings.model_for(shape)
         classes, c = int(str(strategy.plan.numbers["classes"])), settings.common
-        self.model = flat_model(name, shape, classes, options, "cpu", None)
+        self.model = flat_model(name, shape, classes, options, "cpu")
         self.y = y
         self.rate = c.learning_rate
         whole = [slice(0, self.model.layout.size)]
@@ -202,11 +187,15 @@ class Attack:
         self.steps = list(batches(case.samples, case.batch, case.epochs, rng))
 
     def again(self, x: Tensor) -> Tensor:
-        """Return the update that the silo would have sent with these samples."""
-        return gather(
-            simulate(self.model, self.start, x, self.y, self.steps, self.rate) - self.start,
-            self.parts,
-        )
+        """Return the update that the silo would have sent with these samples, differentiable with respect to x."""
+        w = self.start.clone().requires_grad_()
+        for index in self.steps:
+            parameters = self.model.layout.unflatten(w)
+            logits = functional_call(self.model.module, parameters, (x[index],))
+            loss = F.cross_entropy(logits, self.y[index])
+            (gradient,) = torch.autograd.grad(loss, w, create_graph=True)
+            w = w - self.rate * gradient
+        return gather(w - self.start, self.parts)
 
     def quotients(self) -> Tensor | None:
         """Return one candidate per unit of a first fully connected layer; None without one, or if it is not sent."""
@@ -390,7 +379,7 @@ def labels_of(
     parts = {silo_name(i): part_of(settings.division, i) for i in range(12)}
     first = parts[silo_name(0)]
     name, options = settings.model_for(first.input_shape)
-    network = flat_model(name, first.input_shape, first.classes, options, "cpu", None)
+    network = flat_model(name, first.input_shape, first.classes, options, "cpu")
     tests, true = [], {}
     for silo, part in parts.items():
         agreed = standardisation(

@@ -262,7 +262,7 @@ class AttackedFederation:
         """
         shape = self.parts[0].input_shape
         name, options = self.settings.model_for(shape)
-        model = flat_model(name, shape, self.classes, options, "cpu", None)
+        model = flat_model(name, shape, self.classes, options, "cpu")
         shared = self.strategy.state.arrays.get(GLOBAL, torch.empty(0))
         is_shared = self.strategy.info.reports == "received" and len(shared) == len(
             model.vector
@@ -312,61 +312,47 @@ def pictures(folder: Path) -> str:
     return str(file)
 
 
-# A row's labels, method, number of attackers, settings
-Case = tuple[list[object], str, int, Mapping[str, Any]]
+Row = list[Any]
+MASKED: Mapping[str, Any] = {"secure-aggregation": True, "secure-group": 3}
 
 
-def show(head: str, cases: Iterable[Case], tried: Sequence[str]) -> None:
-    """Print a row for each case that its method accepts: without an attack, and with each that is tried."""
-    tried = ("no attack", *tried)
-
-    def rows() -> Iterator[list[object]]:
-        for labels, method, liars, options in cases:
-            with contextlib.suppress(UserError):
-                yield [*labels, *(cell(method, attack, liars, **options) for attack in tried)]
-
-    print_table(" | ".join((head, *tried)), rows())
+def attacked(
+    labels: Row, liars: int, tried: Sequence[str], method: str = "fedavg", **options: Any
+) -> Row:
+    """Return a row: a method without an attack, and with each that is tried."""
+    cells = (cell(method, attack, liars, **options) for attack in ("no attack", *tried))
+    return [*labels, *cells]
 
 
-def attacks(rules: Sequence[str]) -> None:
-    """Print for FedAvg a row per rule, data set and number of attackers."""
+def attacks(rules: Sequence[str]) -> Iterator[Row]:
+    """Yield for FedAvg a row per rule, data set and number of attackers."""
     with tempfile.TemporaryDirectory() as folder:
         sets = {"digits": "digits", "breast-cancer": "breast-cancer"}
         sets["fashion-mnist"] = pictures(Path(folder))
         every = itertools.product(rules or RULES_TRIED, sets.items(), (1, 3))
-        cases: Iterator[Case] = (
-            (
-                [title, liars, rule],
-                "fedavg",
-                liars,
-                {"dataset": dataset, "robust": rule, "robust-attackers": liars},
-            )
-            for rule, (title, dataset), liars in every
-        )
-        show("data | attackers | robust", cases, ATTACKS)
+        for rule, (title, dataset), liars in every:
+            settings: dict[str, Any] = {"dataset": dataset, "robust": rule}
+            settings["robust-attackers"] = liars
+            yield attacked([title, liars, rule], liars, ATTACKS, **settings)
 
 
-MASKED: Mapping[str, Any] = {"secure-aggregation": True, "secure-group": 3}
-
-
-def masks(rules: Sequence[str]) -> None:
-    """Print for FedAvg on digits, with one attacker, a row per rule: sums of all, and of groups of three."""
-    cases: list[Case] = []
+def masks(rules: Sequence[str]) -> Iterator[Row]:
+    """Yield for FedAvg on digits, with one attacker, a row per rule: sums of all, and of groups of three."""
     for rule, seed in itertools.product(rules or ("all", "screen"), (42, 1, 2)):
         robust = {"robust": rule, "secure-robust": "groups"} if rule != "all" else {}
-        cases.append(([rule, seed], "fedavg", 1, {**MASKED, **robust, "seed": seed}))
-    show("robust | seed", cases, ATTACKS)
+        yield attacked([rule, seed], 1, ATTACKS, **MASKED, **robust, seed=seed)
 
 
-def methods(names: Sequence[str]) -> None:
-    """Print a row for every method with one mean of whole vectors under ``screen``, with one attacker on digits."""
+def methods(names: Sequence[str]) -> Iterator[Row]:
+    """Yield a row for every method with one mean of whole vectors under ``screen``, with one attacker on digits."""
     means = [
         name
         for name, method in sorted(strategies().items())
         if bounded.steps_are_comparable(method.info) and not method.info.role.pooled
     ]
-    cases: Iterator[Case] = (([n], n, 1, {"robust": "screen"}) for n in names or means)
-    show("method", cases, WORST)
+    for name in names or means:
+        with contextlib.suppress(UserError):  # fedbn without its layers
+            yield attacked([name], 1, WORST, name, robust="screen")
 
 
 COSTS = (
@@ -375,24 +361,20 @@ COSTS = (
 )
 
 
-def cost(seeds: Sequence[str]) -> None:
-    """Print honest runs with ``screen`` minus those with ``none``: mean and standard error over seeds, in points."""
-
-    def rows() -> Iterator[list[object]]:
-        for dataset, beta, rounds in COSTS:
-            scores = {rule: list[float]() for rule in ("none", "screen")}
-            for seed, rule in itertools.product(map(int, seeds or "12345"), scores):
-                settings = {**RUN, "dataset": dataset, "dirichlet.beta": beta, "seed": seed}
-                settings |= {"strategy": "fedavg", "rounds": rounds, "evaluate-every": rounds}
-                settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
-                of_silos = final_scores(whole_run(settings)).values()
-                scores[rule].append(100 * float(np.mean(list(of_silos))))
-            change = np.subtract(scores["screen"], scores["none"])
-            error = change.std(ddof=1) / len(change) ** 0.5
-            cells = [f"{np.mean(scores['none']):.1f}", f"{change.mean():+.2f} ± {error:.2f}"]
-            yield [dataset, f"{beta:g}", rounds, *cells]
-
-    print_table("data | dirichlet.beta | rounds | none | screen - none", rows())
+def cost(seeds: Sequence[str]) -> Iterator[Row]:
+    """Yield honest runs with ``screen`` minus those with ``none``: mean and standard error over seeds, in points."""
+    for dataset, beta, rounds in COSTS:
+        scores = {rule: list[float]() for rule in ("none", "screen")}
+        for seed, rule in itertools.product(map(int, seeds or "12345"), scores):
+            settings = {**RUN, "dataset": dataset, "dirichlet.beta": beta, "seed": seed}
+            settings |= {"strategy": "fedavg", "rounds": rounds, "evaluate-every": rounds}
+            settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
+            of_silos = final_scores(whole_run(settings)).values()
+            scores[rule].append(100 * float(np.mean(list(of_silos))))
+        change = np.subtract(scores["screen"], scores["none"])
+        error = change.std(ddof=1) / len(change) ** 0.5
+        cells = [f"{np.mean(scores['none']):.1f}", f"{change.mean():+.2f} ± {error:.2f}"]
+        yield [dataset, f"{beta:g}", rounds, *cells]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -414,15 +396,11 @@ def honest_rounds(dataset: str, seeds: Iterable[int], **changes: Any) -> tuple[i
     return 10 * silos * len(seeds), out, len(bounded) - out
 
 
-def centres(seeds: Sequence[str]) -> None:
-    """Print per table of real centres the silo-rounds, and the shares left out and cut, in percent."""
-
-    def rows() -> Iterator[list[object]]:
-        for dataset in CENTRES:
-            total, out, cut = honest_rounds(dataset, map(int, seeds or "01234"))
-            yield [dataset, total, 100 * out / total, 100 * cut / total]
-
-    print_table("data | silo-rounds | left out | cut", rows())
+def centres(seeds: Sequence[str]) -> Iterator[Row]:
+    """Yield per table of real centres the silo-rounds, and the shares left out and cut, in percent."""
+    for dataset in CENTRES:
+        total, out, cut = honest_rounds(dataset, map(int, seeds or "01234"))
+        yield [dataset, total, 100 * out / total, 100 * cut / total]
 
 
 PARTITIONS: Mapping[str, Mapping[str, Any]] = {
@@ -449,8 +427,8 @@ def measured(
             yield method, of_kinds
 
 
-def ratios(methods: Sequence[str]) -> None:
-    """Print per method and partition an honest silo's largest step over its measure, in 20 rounds and all vectors."""
+def ratios(methods: Sequence[str]) -> Iterator[Row]:
+    """Yield per method and partition an honest silo's largest step over its measure, in 20 rounds and all vectors."""
     largest: list[float] = []
     real = bounded.outliers
 
@@ -460,11 +438,8 @@ def ratios(methods: Sequence[str]) -> None:
         return {}
 
     with mock.patch.object(bounded, "outliers", outliers):
-        rows = (
-            [method, *(max(of, default="") for of in kinds)]
-            for method, kinds in measured(methods, 20, PARTITIONS.values(), largest)
-        )
-        print_table(" | ".join(("method", *PARTITIONS)), rows)
+        for method, kinds in measured(methods, 20, PARTITIONS.values(), largest):
+            yield [method, *(max(of, default="") for of in kinds)]
 
 
 STEPS_OF: Sequence[Mapping[str, Any]] = (
@@ -474,8 +449,8 @@ STEPS_OF: Sequence[Mapping[str, Any]] = (
 )
 
 
-def steps(methods: Sequence[str]) -> None:
-    """Print per method the maximum and the 99th percentile over silos and 8 rounds of three kinds of run."""
+def steps(methods: Sequence[str]) -> Iterator[Row]:
+    """Yield per method the maximum and the 99th percentile over silos and 8 rounds of three kinds of run."""
     distances: list[float] = []
 
     def note(
@@ -487,21 +462,30 @@ def steps(methods: Sequence[str]) -> None:
     def allowed(*parts: Any, **more: Any) -> Silo:
         return Silo(*parts, **{**more, "max_step": 1e9})
 
-    def rows() -> Iterator[list[object]]:
-        for method, kinds in measured(methods, 8, STEPS_OF, distances):
-            every = np.concatenate(kinds)
-            yield [method, *(float(np.quantile(every, q)) for q in (1.0, 0.99))]
-
     with (
         mock.patch("strategies.base.silo.check_received", note),
         mock.patch("client.session.Silo", allowed),
         # It notes a choice in a state directory, which simulated silos lack
         mock.patch("client.app.claim_model"),
     ):
-        print_table("method | largest | 99 of 100", rows())
+        for method, kinds in measured(methods, 8, STEPS_OF, distances):
+            every = np.concatenate(kinds)
+            yield [method, *(float(np.quantile(every, q)) for q in (1.0, 0.99))]
+
+
+# The columns of each part, and its rows
+PARTS: Mapping[str, tuple[Sequence[str], Callable[[Sequence[str]], Iterator[Row]]]] = {
+    "attacks": (("data", "attackers", "robust", "no attack", *ATTACKS), attacks),
+    "masks": (("robust", "seed", "no attack", *ATTACKS), masks),
+    "methods": (("method", "no attack", *WORST), methods),
+    "cost": (("data", "dirichlet.beta", "rounds", "none", "screen - none"), cost),
+    "centres": (("data", "silo-rounds", "left out", "cut"), centres),
+    "ratios": (("method", *PARTITIONS), ratios),
+    "steps": (("method", "largest", "99 of 100"), steps),
+}
 
 
 if __name__ == "__main__":
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    parts = (attacks, masks, methods, cost, centres, ratios, steps)
-    {part.__name__: part for part in parts}[sys.argv[1]](sys.argv[2:])
+    columns, part = PARTS[sys.argv[1]]
+    print_table(" | ".join(columns), part(sys.argv[2:]))
