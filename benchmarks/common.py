@@ -82,12 +82,10 @@ class Prepared:
         with flower_identity():
             self.federation = RoundLoop(grid, self.settings, directory)
             self.strategy = self.federation.begin()
-        self.done = 0
 
     def round(self) -> None:
-        self.done += 1
         with flower_identity():
-            self.federation.round(self.strategy, self.done)
+            self.federation.round(self.strategy, self.federation.done + 1)
 
 
 def whole_run(values: Mapping[str, Any]) -> RoundLoop:

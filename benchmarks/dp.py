@@ -63,14 +63,14 @@ def accountant() -> None:
     print(f"50 settings: largest difference {worst:.2%}; of the noise {inverse:.2%}")
 
 
-EPSILONS = (0.0, 8.0, 3.0, 1.0)  # 0: without differential privacy
+EPSILONS = (0, 8, 3, 1)  # 0: without differential privacy
 HOSPITALS, ROUNDS = 3, 20
 SIZES = (100, 1000, 5000)  # training samples of each hospital
 METHODS = ("local", "fedavg", "fedper", "apple", "ditto", "gh-ofl")
 ONE_MESSAGE = {"rounds": 1, "evaluate-every": 1, "gh-ofl.shrink": 0.3}
 
 
-def private(epsilon: float) -> dict[str, object]:
+def private(epsilon: int) -> dict[str, object]:
     return {"dp": True, "dp.target-epsilon": epsilon} if epsilon else {}
 
 
@@ -139,7 +139,7 @@ def own_names(dataset: str) -> str:
     return str(file)
 
 
-def final(dataset: str, size: int, method: str, epsilon: float) -> str:
+def final(dataset: str, size: int, method: str, epsilon: int) -> str:
     """Return the score of one run in percent: 100 steps on a fifth of the patients each, a small network."""
     from benchmarks.common import final_scores, whole_run
     from partitions.common.errors import DataError, UserError
@@ -177,22 +177,19 @@ def final(dataset: str, size: int, method: str, epsilon: float) -> str:
 
 def step() -> None:
     """Print the costs of a private step, and its difference from Opacus's."""
-    from benchmarks.dp_step import CASES, costs
+    from benchmarks.common import print_table
+    from benchmarks.dp_step import COLUMNS, costs
 
-    folder = os.environ.get("OPACUS", "")
-    if folder:
+    if folder := os.environ.get("OPACUS", ""):
         sys.path.append(folder)
-    for line in costs(tuple(CASES), 3, bool(folder)):
-        print(line, flush=True)
-    if not folder:
-        print("beside Opacus: not done, OPACUS names no folder")
+    print_table(COLUMNS, costs(bool(folder)))
 
 
 def canaries() -> None:
     """Print the one-run audit."""
     from benchmarks.dp_audit import lines
 
-    for line in lines(1000, 100, 2):
+    for line in lines():
         print(line, flush=True)
 
 

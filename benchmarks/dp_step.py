@@ -13,7 +13,7 @@ Memory is the most at once, with model, gradient and batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -91,7 +91,7 @@ def difference_from_opacus(name: str, x: Tensor, y: Tensor, total: Tensor) -> fl
     before = parameters_to_vector(module.parameters()).detach().clone()
     F.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    after = parameters_to_vector(module.parameters())
+    after = parameters_to_vector(module.parameters()).detach()
     return float((before - RATE * total / BATCH - after).abs().max())
 
 
@@ -121,24 +121,26 @@ def steps(
     return {"plain": plain, "private": private}, clipping, (x, y)
 
 
-def costs(names: Sequence[str], repeats: int, opacus: bool = False) -> Iterator[str]:
-    """Yield a line for each network: time and memory of a private step compared with a plain one, in turns."""
-    for name in names:
+COLUMNS = (
+    "network | numbers | records | clipped | plain, ms | private, ms | ratio | plain, MB | private, MB | ratio | "
+    "from Opacus's step"
+)
+
+
+def costs(opacus: bool) -> Iterator[list[object]]:
+    """Yield a row for each network: time and memory of a private step compared with a plain one, in turns."""
+    for name in CASES:
         records = FEWER.get(name, BATCH)
         calls, clipping, (x, y) = steps(name, records)
-        model, apart = clipping.model, ""
+        size, apart = clipping.model.layout.size, ""
         if opacus and name in OPACUS:
             total, _ = clipping.total(x, y, F.cross_entropy, None, None)
-            difference = difference_from_opacus(name, x, y, total)
-            apart = f"; a step differs from Opacus's by {difference:.1e}"
-        timed = interleaved(calls, repeats, time.thread_time)
-        best = {what: 1e3 * min(seconds) for what, seconds in timed.items()}
+            apart = f"{difference_from_opacus(name, x, y, total):.1e}"
+        times = interleaved(calls, 3, time.thread_time).values()
+        plain, private = (1e3 * min(of) for of in times)
         # The model, its gradient, the batch
-        kept = 8 * model.layout.size + x.numel() * x.element_size()
-        most = {what: kept + peak(calls[what]) for what in ("plain", "private")}
-        times = ", ".join(
-            f"{what} {ms:.1f} ms ({ms / best['plain']:.1f})" for what, ms in best.items()
-        )
-        sizes = f"{most['plain'] / 1e6:.1f} MB, {most['private'] / 1e6:.1f} MB ({most['private'] / most['plain']:.2f})"
+        kept = 8 * size + x.numel() * x.element_size()
+        before, after = ((kept + peak(call)) / 1e6 for call in calls.values())
         how = "together" if all(clipping.tried.values()) else "one by one"
-        yield f"{name}, {model.layout.size} numbers, {records} records {how}: {times}; {sizes}{apart}"
+        memory = before, after, after / before
+        yield [name, size, records, how, plain, private, private / plain, *memory, apart]

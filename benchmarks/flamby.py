@@ -163,8 +163,8 @@ def write_start(path: Path, benchmark: Benchmark, seed: int) -> None:
 def scores(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
     """Return each silo's test score after the last round: of the shared model, or for ``local`` of its own."""
     settings = {**COMMON, **benchmark.settings, **benchmark.cells[method].settings}
-    settings |= {"strategy": method, "seed": seed}
-    settings |= {"dataset": benchmark.dataset, "evaluate-every": settings["rounds"]}
+    settings |= {"strategy": method, "seed": seed, "dataset": benchmark.dataset}
+    settings["evaluate-every"] = settings["rounds"]
     loss = mock.patch.object(Survival, "own_loss", staticmethod(by_samples))
     with loss, TemporaryDirectory() as folder:
         start = Path(folder) / "start.safetensors"

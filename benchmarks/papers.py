@@ -39,13 +39,13 @@ def read_runs(folders: Sequence[Path]) -> Runs:
     for folder in folders:
         if not history_file(folder / "history.csv").is_file():
             raise ValueError(f"{folder} has no history.csv: name run directories of silofl")
-        rows = History(folder / "history.csv").rows
-        for method, seed in dict.fromkeys((r.strategy, r.seed) for r in rows):
+        history = History(folder / "history.csv")
+        for method, seed in dict.fromkeys(row.which for row in history.rows):
             if seed in runs[method]:
                 raise ValueError(
                     f"{method} with seed {seed} is in {folder} and in a folder before it"
                 )
-            runs[method][seed] = [r for r in rows if (r.strategy, r.seed) == (method, seed)]
+            runs[method][seed] = history.of(method, seed)
     return runs
 
 

@@ -56,12 +56,8 @@ def check_plan(file: Path, name: str, *, published: bool = False) -> None:
         write_atomically(file, text)
     elif before != json.loads(text):
         raise UserError(
-            f"{file} is not the plan of form {name} with today's settings: "
-            + (
-                "leave out --from, or give its --form"
-                if published
-                else "give --out a new folder"
-            )
+            f"{file} is not the plan of form {name} with today's settings: give another --form or --out, or leave out "
+            "--from"
         )
 
 

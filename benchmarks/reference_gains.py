@@ -38,7 +38,10 @@ class Estimate:
     @property
     def interval(self) -> Interval:
         """The 95 % interval."""
-        half = float(stats.t.ppf(1 - ALPHA / 2, self.freedom)) * self.error
+        return self.around(self.error, self.freedom)
+
+    def around(self, error: float, freedom: float) -> Interval:
+        half = float(stats.t.ppf(1 - ALPHA / 2, freedom)) * error
         return self.mean - half, self.mean + half
 
     @property
@@ -58,10 +61,7 @@ class PooledGain(Estimate):
     @property
     def prediction(self) -> Interval:
         """The 95 % prediction interval of a new cohort's true gain."""
-        half = float(stats.t.ppf(1 - ALPHA / 2, self.count - 2)) * math.hypot(
-            self.spread, self.error
-        )
-        return self.mean - half, self.mean + half
+        return self.around(math.hypot(self.spread, self.error), self.count - 2)
 
 
 def crossed_mean(gains: Array) -> Estimate:

@@ -105,10 +105,10 @@ def csv_files(folder: Path, name: str) -> dict[str, str]:
         if best := finished(cells, lines, form):
             for line in best:
                 key = (*cells, line["seed"], line["fold"])
-                for silo, (tested, loss, score) in line["silos"].items():
-                    hospitals.append((*key, silo, tested, digits(loss), digits(score)))
-                chosen = (line["trial"], line["round"], digits(line["validation"]))
-                runs.append((*key, *chosen, line["bytes"], json.dumps(line["settings"])))
+                for silo, (tested, *numbers) in line["silos"].items():
+                    hospitals.append((*key, silo, tested, *map(digits, numbers)))
+                chosen = line["trial"], line["round"], digits(line["validation"]), line["bytes"]
+                runs.append((*key, *chosen, json.dumps(line["settings"])))
         else:
             refused = [why, *(line["why"] for line in lines if "why" in line)]
             missing.append((*cells, next(filter(None, refused), UNMEASURED)))
@@ -196,8 +196,8 @@ def span(ends: Interval) -> str:
     return " to ".join(number(end, 1) for end in ends)
 
 
-def gain_text(estimate: Estimate, unit: str = " %") -> str:
-    return f"{number(estimate.mean, 1)}{unit} ({span(estimate.interval)})"
+def gain_text(estimate: Estimate) -> str:
+    return f"{number(estimate.mean, 1)} % ({span(estimate.interval)})"
 
 
 @dataclass(frozen=True)

@@ -129,13 +129,10 @@ class Colluding(InProcessGrid):
 
     liars, factor = 0, 0.0
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        self.asked = {message.metadata.dst_node_id: message for message in messages}
-        return super().push_messages(messages)
-
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(message_ids))
+        ids = list(message_ids)
+        requests = {self.sent[i].metadata.dst_node_id: self.sent[i] for i in ids}
+        replies = list(super().pull_messages(ids))
         by_node = {
             reply.metadata.src_node_id: reply
             for reply in replies
@@ -145,13 +142,13 @@ class Colluding(InProcessGrid):
         if not self.factor or not honest:
             return replies
         for key in list(by_node[honest[0]].content.array_records):
-            sent = {n: vector_of(by_node[n], key, self.asked[n]) for n in by_node}
-            starts = {n: start_of(self.asked[n], vector) for n, vector in sent.items()}
+            sent = {n: vector_of(by_node[n], key, requests[n]) for n in by_node}
+            starts = {n: start_of(requests[n], vector) for n, vector in sent.items()}
             steps = torch.stack([sent[n] - starts[n] for n in honest])
             mean = steps.mean(0)
             lie = mean * (-self.factor * float(steps.norm(dim=1).median() / mean.norm()))
             for n in by_node.keys() - honest:
-                replace_vector(by_node[n], key, self.asked[n], starts[n] + lie)
+                replace_vector(by_node[n], key, requests[n], starts[n] + lie)
         return replies
 
 
