@@ -16,9 +16,7 @@ Two things are FLamby's that silofl has otherwise:
 
 FedAdagrad has beta_1 = 0.9, as FLamby's, where its paper has 0 (Reddi et al., ICLR 2021).
 
-``--out`` gets ``results_benchmark_silofl_DATASET.csv``: a line per seed, method and silo, with FLamby's columns. And
-``best_config_test_NAME.yml``, the methods' settings as owkin/benchmark_flamby runs them (``benchopt run --config``,
-with FLamby's own code). That benchmark takes the federated methods only, one seed, and always 120 rounds.
+``--out`` gets ``results_benchmark_silofl_DATASET.csv``: a line per seed, method and silo, with FLamby's columns.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-import yaml
 from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.common import command_line, final_scores, print_table, whole_run
 from models.tasks.survival import Survival, cox_loss
+from partitions.common.files import write_atomically
 from server.results.history import csv_text
 
 SEEDS = range(42, 47)
@@ -53,9 +51,8 @@ class PublishedCell(NamedTuple):
 
 
 class Benchmark(NamedTuple):
-    """One data set: FLamby's name and ours, the score, the settings of all methods, and our network's two sizes."""
+    """One data set: the score, the settings of all methods, and our network's two sizes."""
 
-    name: str
     dataset: str
     metric: str
     settings: Mapping[str, Any]
@@ -78,7 +75,6 @@ def _alone(learning_rate: float, epochs: int) -> dict[str, Any]:
 
 
 HEART = Benchmark(
-    "Fed-Heart-Disease",
     "heart-flamby",
     "accuracy",
     {"silos": 4, "rounds": 15, "batch-size": 4, "normalization": "silo"},
@@ -100,7 +96,6 @@ HEART = Benchmark(
     outputs=2,
 )
 BRCA = Benchmark(
-    "Fed-TCGA-BRCA",
     "tcga-brca",
     "c_index",
     {"silos": 6, "rounds": 5, "batch-size": 8, "normalization": "none"},
@@ -117,23 +112,6 @@ BRCA = Benchmark(
     columns=39,
     outputs=1,
 )
-# Names of owkin/benchmark_flamby: of its solvers, and of their parameters.
-SOLVERS = {
-    "fedavg": "FederatedAveraging",
-    "fedprox": "FedProx",
-    "scaffold": "Scaffold",
-    "fedadagrad": "FedAdagrad",
-    "fedadam": "FedAdam",
-    "fedyogi": "FedYogi",
-}
-PARAMETERS = {
-    "learning-rate": "learning_rate",
-    "server-learning-rate": "server_learning_rate",
-    "mu": "mu",
-    "tau": "tau",
-    "beta-1": "beta1",
-    "beta-2": "beta2",
-}
 COMMON: dict[str, Any] = {
     "partition": "natural",
     "validation": 0.0,
@@ -174,7 +152,7 @@ def scores(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
 
 
 def compared(benchmark: Benchmark, out: Path | None) -> Iterator[list[str]]:
-    """Yield a row of the table for each method; write the files in FLamby's form into ``out``."""
+    """Yield a row of the table for each method; write the scores in FLamby's form into ``out``."""
     lines: list[list[str]] = []
     for method, cell in benchmark.cells.items():
         means, silos = [], defaultdict(list)
@@ -194,42 +172,13 @@ def compared(benchmark: Benchmark, out: Path | None) -> Iterator[list[str]]:
             f"{(mean - cell.mean) / cell.deviation:+.1f}",
         ]
     if out:
-        write_scores(out, benchmark, lines)
-
-
-def benchopt_config(benchmark: Benchmark) -> dict[str, Any]:
-    """Return owkin/benchmark_flamby's file of settings: FLamby's federated methods with the rates of its own model."""
-    solvers = []
-    for method, solver in SOLVERS.items():
-        sizes = {"batch_size": benchmark.settings["batch-size"]}
-        sizes["num_updates"] = COMMON["local-steps"]
-        for key, value in benchmark.cells[method].settings.items():
-            name = PARAMETERS[key.rpartition(".")[2]]
-            sizes[name] = value * benchmark.outputs if name.endswith("learning_rate") else value
-        if method == "scaffold":
-            sizes["server_learning_rate"] = 1.0
-        values = ",".join(f"{name}={value}" for name, value in sorted(sizes.items()))
-        solvers.append(f"{solver}[{values}]")
-    return {
-        "dataset": [f"{benchmark.name}[seed={SEEDS[0]},test=test,train=fl]"],
-        "max-runs": 12,
-        "n-repetitions": 1,
-        "solver": solvers,
-    }
-
-
-def write_scores(folder: Path, benchmark: Benchmark, lines: list[list[str]]) -> None:
-    """Write both files of a data set: the scores as FLamby has them, the settings as owkin/benchmark_flamby."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = csv_text([["Test", "Metric", "Method", "Seed"], *lines])
-    settings = yaml.safe_dump(benchopt_config(benchmark), width=1000)
-    (folder / f"results_benchmark_silofl_{benchmark.dataset}.csv").write_text(rows, "utf-8")
-    (folder / f"best_config_test_{benchmark.name}.yml").write_text(settings, "utf-8")
+        file = out / f"results_benchmark_silofl_{benchmark.dataset}.csv"
+        write_atomically(file, csv_text([["Test", "Metric", "Method", "Seed"], *lines]))
 
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--out", type=Path, help="folder for the files in FLamby's form")
+    parser.add_argument("--out", type=Path, help="folder for the scores in FLamby's form")
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     rows = (row for benchmark in (HEART, BRCA) for row in compared(benchmark, args.out))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.flamby`: the two corrections of its docstring, its start, its file of settings."""
+"""`python -m benchmarks.flamby`: the two corrections of its docstring, and its start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from near import near
 from safetensors.torch import load_file
 
-from benchmarks.flamby import BRCA, HEART, benchopt_config, by_samples, write_start
+from benchmarks.flamby import BRCA, HEART, by_samples, write_start
 
 
 def test_two_outputs_at_half_the_rate_are_one():
@@ -46,18 +46,3 @@ def test_the_loss_is_divided_by_samples():
     """By hand, scores 0: T = 3, 2, 1 with events at 2 and 1. The risk sets have 2 and 3: (log 2 + log 3) / 3."""
     outputs, y = torch.zeros(3, 1), torch.tensor([[3.0, 0.0], [2.0, 1.0], [1.0, 1.0]])
     assert by_samples(outputs, y).item() == pytest.approx((0.693147 + 1.098612) / 3)
-
-
-def test_settings_for_benchmark_flamby():
-    """Its solvers' names and parameters, with FLamby's rates: twice ours where ours has two outputs."""
-    heart = benchopt_config(HEART)
-    assert heart["dataset"] == ["Fed-Heart-Disease[seed=42,test=test,train=fl]"]
-    first, _, scaffold, *_ = heart["solver"]
-    assert first == "FederatedAveraging[batch_size=4,learning_rate=0.001,num_updates=100]"
-    assert scaffold == (
-        "Scaffold[batch_size=4,learning_rate=0.001,num_updates=100,server_learning_rate=1.0]"
-    )
-    assert benchopt_config(BRCA)["solver"][4] == (
-        "FedAdam[batch_size=8,beta1=0.9,beta2=0.999,learning_rate=0.01,num_updates=100,"
-        "server_learning_rate=0.1,tau=1e-08]"
-    )
