@@ -3,7 +3,7 @@
 `audit` prints all evidence, or the parts that its arguments name:
 
 * `accountant`: epsilon of 50 settings compared with another accountant's, if installed (below);
-* `step`: time and memory of a private step compared with a plain one, and with Opacus's, if it is in `OPACUS=DIR`;
+* `step`: time and memory of a private step compared with a plain one; its difference from Opacus's in `OPACUS=DIR`;
 * `canaries`: the one-run audit, with planted faults (`benchmarks.dp_audit`);
 * `attacks`, `counts`: the attacks of `benchmarks.privacy` on messages with differential privacy;
 * `accuracy [DATASET...]`: its cost in accuracy; half an hour for three data sets.
