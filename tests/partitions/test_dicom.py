@@ -24,6 +24,7 @@ from scans import SECRETS, accession, leaks, sample_at, study_uid, write_dicom
 from taken import imported, refused, silofl, splits_of, write_lines
 
 from partitions.importing.readers import dicom
+from partitions.importing.readers.dicom_file import of_frame
 from partitions.importing.readers.reader import pseudonym
 from partitions.recipes.reading import ReadOptions
 from partitions.silo_file import read_silo_file, write_silo_file
@@ -639,6 +640,16 @@ def test_enhanced_files_have_it_in_groups(tmp_path):
     made = shown(pixels, tmp_path, ReadOptions(window=(500, 1000)), NumberOfFrames=2, **groups)
     assert made.shape == (8, 6)
     near(made, 0.2)
+
+
+def test_a_frame_has_no_value_of_the_frame_before():
+    dataset, group, window = Dataset(), Dataset(), Dataset()
+    window.WindowCenter = 40.0
+    group.FrameVOILUTSequence = Sequence([window])
+    dataset.PerFrameFunctionalGroupsSequence = Sequence([group, Dataset()])
+    assert of_frame(dataset, 0).WindowCenter == 40
+    assert "WindowCenter" not in of_frame(dataset, 1)
+    assert "WindowCenter" not in dataset
 
 
 # How files are written

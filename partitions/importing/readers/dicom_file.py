@@ -47,7 +47,7 @@ REQUIRED = words_in(
 START_OF_FRAME = re.compile(rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL)
 GROUPS = words_in(  # of enhanced files: the sequences that describe a frame
     "PixelMeasuresSequence PlanePositionSequence PlaneOrientationSequence PixelValueTransformationSequence "
-    "FrameVOILUTSequence"
+    "FrameVOILUTSequence SegmentIdentificationSequence"
 )
 
 
@@ -131,20 +131,18 @@ def without_empty(dataset: Dataset) -> Dataset:
 
 
 def of_frame(dataset: Dataset, frame: int) -> Dataset:
-    """Return the header of one frame: enhanced files have spacing, rescaling and window in functional groups."""
-    header = dataset.copy()
-    for groups in functional_groups(dataset, frame):
+    """Return the header of one frame: enhanced files have spacing, rescaling and window in functional groups.
+
+    A frame's own group takes precedence over that of all frames.
+    """
+    header = dataset[:]  # `copy` would share its elements
+    shared = dataset.get("SharedFunctionalGroupsSequence") or []
+    per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
+    for groups in (*shared[:1], *per_frame[frame : frame + 1]):
         for name in GROUPS:
             for item in (groups.get(name) or [])[:1]:
                 header.update(without_empty(item))
     return header
-
-
-def functional_groups(dataset: Dataset, frame: int) -> list[Dataset]:
-    """Return the functional groups of a frame: those of all frames, then its own."""
-    shared = dataset.get("SharedFunctionalGroupsSequence") or []
-    per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
-    return [*shared[:1], *per_frame[frame : frame + 1]]
 
 
 def attribute_text(dataset: Dataset, keyword: str) -> str:

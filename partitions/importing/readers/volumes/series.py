@@ -49,7 +49,6 @@ from partitions.importing.readers.dicom_file import (
     check_readable,
     frame_place,
     frames_of,
-    functional_groups,
     is_grey,
     load,
     of_frame,
@@ -260,8 +259,10 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
     check_decoder(dataset, path)
     if (dataset.Rows, dataset.Columns) != grid.shape[1:]:
         raise ScanError(OFF_THE_SLICES)
-    slices = [slice_index(of_frame(dataset, frame), grid) for frame in range(frames)]
-    numbers = [segment_of(dataset, frame) for frame in range(frames)]
+    headers = [of_frame(dataset, frame) for frame in range(frames)]
+    slices = [slice_index(header, grid) for header in headers]
+    # None of a label map, where it is in the pixels
+    numbers = [header.get("ReferencedSegmentNumber") for header in headers]
     pixels = pixels_of(path, dataset, None).reshape(frames, *grid.shape[1:])
     most = float(dataset.get("MaximumFractionalValue") or 255) if kind == "FRACTIONAL" else 1.0
 
@@ -277,14 +278,6 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
     for segment in dataset.get("SegmentSequence") or []:
         number = int(segment.SegmentNumber)
         yield attribute_text(segment, "SegmentLabel").casefold(), partial(mask, number)
-
-
-def segment_of(dataset: Dataset, frame: int) -> int:
-    """Return the segment of a frame; 0 for a label map, where it is in the pixels."""
-    for groups in reversed(functional_groups(dataset, frame)):
-        for item in groups.get("SegmentIdentificationSequence") or []:
-            return int(item.ReferencedSegmentNumber)
-    return 0
 
 
 def slice_index(header: Dataset, grid: Grid) -> int:
