@@ -75,7 +75,7 @@ def find_rows(source: Path, options: ImportOptions) -> Listing:
                 "or, where its folders are the classes, these folders with --labels A,B"
             )
         check_folders(source, {row.labels[0] for row in rows}, classes)
-    return slice_volumes(found_in_folders(rows, source, options), options)
+    return found_in_folders(rows, source, options)
 
 
 def check_folders(source: Path, folders: Iterable[str], classes: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ def find_others(
         return replace(listing, labelled=listing.labelled and (labelled or outlined))
     if of_classes:
         rows = list(folder_rows(source, options.take.patient))
-        return slice_volumes(found_in_folders(rows, source, options), options)
+        return found_in_folders(rows, source, options)
     files = filter(is_sample, files_below(source))
     loose = (path for path in files if not path.name.startswith("."))
     rows = numbered_inside([SampleSource(str(path), file=path) for path in loose], source)
@@ -174,12 +174,9 @@ def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOpti
                 )
     options.faults.check(len(class_folders(source)))
     rows = numbered_inside(rows, source)
-    return Listing(
-        rows,
-        by="folder",
-        patient=patient,
-        notes=passed_over(source, taken, named=named and not patient),
-    )
+    notes = passed_over(source, taken, named=named and not patient)
+    listing = Listing(rows, by="folder", patient=patient, notes=notes)
+    return slice_volumes(listing, options)
 
 
 def within(listing: Listing, source: Path, table: Path) -> Listing:
@@ -222,7 +219,7 @@ def numbered_inside(rows: list[SampleSource], source: Path) -> list[SampleSource
 
 def is_unnamed(row: SampleSource) -> bool:
     """Return whether a row's file is a NIfTI volume or a signal, whose name may be a patient's."""
-    return row.file is not None and row.file.name.lower().endswith(SCANS)
+    return row.path.name.lower().endswith(SCANS)
 
 
 def is_nifti_row(row: SampleSource) -> bool:
@@ -240,9 +237,9 @@ def slice_volumes(listing: Listing, options: ImportOptions) -> Listing:
         return listing
 
     def parts(row: SampleSource) -> tuple[list[int | None], int]:
-        if not is_nifti_row(row) or row.file is None:
+        if not is_nifti_row(row):
             return [row.part], 1
-        return volume.volume_parts(row.file, row.where, reading)
+        return volume.volume_parts(row.path, row.where, reading)
 
     divided = faults.good(listing.rows, parts, "headers")
     rows = [replace(row, part=part) for row, (numbers, _) in divided for part in numbers]

@@ -88,15 +88,9 @@ def name_first(faults: Sequence[str]) -> str:
     return "; ".join(faults[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _paths_below(folder: Path) -> Iterator[str]:
-    """Yield all files, folders and links below a folder; links to folders are not followed."""
-    for place, folders, names in os.walk(folder):
-        yield from (os.path.join(place, name) for name in (*folders, *names))
-
-
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder, in the order of their paths as bytes."""
-    return map(Path, sorted(filter(os.path.isfile, _paths_below(folder)), key=os.fsencode))
+    """Yield all files below a folder, in the order of their paths as bytes; links to folders are not followed."""
+    yield from sorted(filter(os.path.isfile, folder.rglob("*")), key=os.fsencode)
 
 
 def placed_files(source: Path) -> list[tuple[str, Path]]:
@@ -151,6 +145,5 @@ def passed_over(source: Path, taken: Collection[Path | None], *, named: bool) ->
 
 def link_notes(source: Path) -> Names:
     """Return the note on links that are not followed: those to folders, and those to nothing."""
-    links = filter(os.path.islink, _paths_below(source))
-    count = sum(not os.path.isfile(link) for link in links)
+    count = sum(link.is_symlink() and not os.path.isfile(link) for link in source.rglob("*"))
     return (f"{count} links to folders, or to nothing, are passed over",) if count else ()
