@@ -6,7 +6,7 @@ import codecs
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -22,7 +22,7 @@ from partitions.importing.options import ALL_COLUMNS, Take
 from partitions.importing.readers.formats import TableFormat, read_table_frame, table_format
 from partitions.importing.table_labels import WITH_COMMA
 from partitions.recipes.cells import is_number
-from partitions.recipes.lines import CELL_BYTES, Cells, Coded, ColumnReader, Lines
+from partitions.recipes.lines import CELL_BYTES, Coded, ColumnReader, Lines
 from partitions.recipes.recipe import FileFormat
 from partitions.schema import few
 from partitions.splits import Array
@@ -210,9 +210,8 @@ def read_lines(
     ``form``: separator, "" for :func:`find_separator`; encoding, as for :func:`find_encoding`, like ``or_utf8``; gaps,
     which are no numbers even if they look so.
     """
-    gaps = form.gaps
     if known := table_format(path):
-        return frame_lines(path, known, gaps)
+        return frame_lines(path, known)
     encoding = find_encoding(path, form.encoding, or_utf8=or_utf8)
     separator = form.separator or find_separator(path, encoding)
     rows = partial(csv_rows, path, separator, encoding)
@@ -223,7 +222,7 @@ def read_lines(
         header = [composed(name.strip()) for name in first[1]]
         unnamed = all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header if cell)
         cell_rows = chain([first], cell_rows) if unnamed else cell_rows
-        readers = [ColumnReader(gaps=gaps) for _ in header]
+        readers = [ColumnReader(gaps=form.gaps) for _ in header]
         numbers, ragged = read_blocks(path, cell_rows, readers)
     # Excel ends lines with separators: columns that have neither a name nor a value are none.
     kept = [k for k, r in enumerate(readers) if header[k] or r.values or any(r.different)]
@@ -242,19 +241,14 @@ def read_lines(
     return Lines(path, columns, np.concatenate(numbers), separator=separator, encoding=encoding)
 
 
-def frame_lines(path: Path, known: TableFormat, gaps: Collection[str]) -> Lines:
+def frame_lines(path: Path, known: TableFormat) -> Lines:
     """Return the rows of a table in another format."""
     columns = read_table_frame(path, known)
     check_structure(path, [*columns], {}, ",")
-    cells_by = dict[str, Cells]()
-    for name, cells in columns.items():
-        reader = ColumnReader(gaps=gaps)
-        reader.add(cells)
-        cells_by[name] = reader.make_column(Cells.of(cells).read)
     count = len(next(iter(columns.values()), []))
     if not count:
         raise DataError(f"{path} has a header but no rows")
-    return Lines(path, cells_by, range(1, count + 1), f"{path}, row", ",", UTF8)
+    return Lines(path, columns, range(1, count + 1), f"{path}, row", ",", UTF8)
 
 
 def check_structure(

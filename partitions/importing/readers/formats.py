@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.names import words_in
+from partitions.common.names import composed, words_in
 from partitions.common.sizes import check_column_count, check_size
 from partitions.importing.readers.reader import first_bytes, load_library
 from partitions.recipes.lines import CELL_BYTES
@@ -133,7 +133,7 @@ def cell_text(path: Path, name: str, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return value.strip()
+        return composed(value.strip())
     if isinstance(value, bool | np.bool_):
         return str(int(value))
     if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST_WHOLE:
