@@ -284,7 +284,7 @@ def submit(
 ) -> tuple[str, list[int], bool]:
     """Start the run; return its name, its members' numbers, and whether Ctrl-C was pressed meanwhile.
 
-    Raises RunFailedError with the server's message if the run is refused.
+    Raises RunFailedError with the server's message if the run is refused; the members that were started are stopped.
     """
     name, numbers = "", list[int]()
     with contextlib.suppress(OSError, KeyError):  # a user without a name
@@ -296,6 +296,14 @@ def submit(
                 numbers.append(number)
             return name, numbers, bool(interrupts)
         except ConnectionError as error:
+            try:
+                for number in reversed(numbers):
+                    control.stop(number)
+            except ConnectionError:
+                raise RunFailedError(
+                    f"only {len(numbers)} of the {len(members)} parts of run {name} were submitted: {error}; "
+                    f"`silofl stop {name}` ends them"
+                ) from None
             raise RunFailedError(f"the run was not submitted: {error}") from None
 
 
