@@ -162,11 +162,14 @@ def plan(
     data: Mapping[str, Path],
     credentials: Credentials,
 ) -> LocalFederation:
-    """Return the federation with its ports and paths. A running SuperLink keeps its ports."""
+    """Return the federation with its ports and paths. A running SuperLink keeps its ports.
+
+    A new one gets those of the last start where they are free, so that `silofl run` finds the server again.
+    """
     server = federation.server
     ports = iter(free_ports(2))
     wanted = {"fleet-port": server.fleet_port, "control-port": server.control_port}
-    now = {"fleet-port": old.fleet_port, "control-port": old.control_port} if old else {}
+    now = ports_of(old) if old else last_ports(directory, wanted)
     for key, port in wanted.items():
         if port and old and port != now[key]:
             raise UserError(
@@ -200,6 +203,18 @@ def plan(
         silos=silos,
         connection=connection,
     )
+
+
+def ports_of(local: LocalFederation) -> dict[str, int]:
+    return {"fleet-port": local.fleet_port, "control-port": local.control_port}
+
+
+def last_ports(directory: Path, wanted: Mapping[str, int]) -> dict[str, int]:
+    """Return those ports of the last start that are free, and that the federation file does not set."""
+    with contextlib.suppress(ValueError):
+        last = ports_of(read_record(directory))
+        return {key: port for key, port in last.items() if not wanted[key] and is_free(port)}
+    return {}
 
 
 def is_free(port: int) -> bool:

@@ -291,6 +291,11 @@ def test_a_federation_that_lost_its_server_is_mended_by_up(federation, app, fold
     assert lost["silos"][0]["state"] == "stopped"
     keys = Credentials(federation.directory / "credentials").node_key("north").read_bytes()
     again = bring_up(folder)
+    # Who follows a run finds the server again
+    assert (again.connection, again.fleet_port) == (
+        federation.connection,
+        federation.fleet_port,
+    )
     assert (
         Credentials(federation.directory / "credentials").node_key("north").read_bytes() == keys
     )
@@ -431,6 +436,28 @@ def test_a_port_in_use_is_one_clear_line(folder):
             ValueError, match=rf"server.fleet-port: port {port} is in use; choose another"
         ):
             local.up(read_federation(path), echo=lambda line: None)
+
+
+def test_a_new_server_has_the_ports_of_the_last_where_they_are_free(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = read_federation(write_file(tmp_path, "north"))
+    directory = record.state_directory(file.name)
+
+    def ports():
+        credentials = ensure_credentials(directory / "credentials", silos=["north"], hosts=[])
+        planned = start.plan(file, directory, None, {"north": tmp_path}, credentials)
+        record.write_record(directory, planned)
+        return planned.fleet_port, planned.control_port
+
+    first = ports()
+    assert ports() == first
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, first[0]))
+        taken.listen()
+        other = ports()
+    assert other[0] != first[0] and other[1] == first[1] and ports() == other
+    (directory / "federation.json").write_text("damaged")
+    assert ports() != other
 
 
 def test_someone_elses_connection_is_not_overwritten(folder):
