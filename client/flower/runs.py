@@ -1,4 +1,4 @@
-"""What a SuperLink does with runs, for the control room (`server/deploy/room/queue.py`), which joins in three calls."""
+"""What a SuperLink does with runs, for the control room (`server/deploy/room/queue.py`), which joins in four calls."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,10 @@ REFUSED_CALL = 15  # Flower's number of a run's configuration that is not valid
 
 
 class RunCalls:
-    """Flower's calls of runs: those that start and list them, and a SuperExec's for the next task.
+    """Flower's calls of runs: those that start, list and stop them, and a SuperExec's for the next task.
 
-    ``start`` gets a request, its account and a function that starts the run; ``name_all`` an answer of ListRuns;
+    ``start`` gets a request, its account and a function that starts the run; ``name_all`` an answer of ListRuns, and
+    whether it is the last page; ``discard`` returns whether the run of a number was interrupted and is now dropped;
     ``tasks`` returns those that may begin, the first first; ``began`` gets the number of a run whose task was taken.
     """
 
@@ -23,16 +24,14 @@ class RunCalls:
         self,
         handlers: Any,
         start: Callable[[Any, Any, Callable[[], Any]], Any],
-        name_all: Callable[[Any], None],
+        name_all: Callable[[Any, bool], None],
+        discard: Callable[[int], bool],
         tasks: Callable[[], list[Any]],
         began: Callable[[int], None],
     ) -> None:
         """Have these functions take part in the calls. ``handlers``: those of the Runtime API."""
-        control, acquire, every = (
-            internal("control_handlers"),
-            handlers.acquire_task,
-            internal("control_handlers").list_runs,
-        )
+        control, acquire = internal("control_handlers"), handlers.acquire_task
+        every, end = control.list_runs, control.stop_run
 
         def start_run(request: Any, account: Any, *rest: Any, **more: Any) -> Any:
             return start(request, account, lambda: self.begin(request, account, *rest, **more))
@@ -40,8 +39,13 @@ class RunCalls:
         def list_runs(request: Any, account: Any, state: Any) -> Any:
             tasks()  # what has ended is noted first
             answer = every(request, account, state)
-            name_all(answer)
+            name_all(answer, len(answer.run_dict) < request.limit)
             return answer
+
+        def stop_run(request: Any, account: Any, state: Any) -> Any:
+            if discard(request.run_id):
+                return internal("control_pb2").StopRunResponse(success=True)
+            return end(request, account, state)
 
         def acquire_task(request: Any, state: Any) -> Any:
             answer = acquire(request, NextTasks(state, tasks()))
@@ -50,6 +54,7 @@ class RunCalls:
             return answer
 
         control.start_run, control.list_runs = start_run, list_runs
+        control.stop_run = stop_run
         handlers.acquire_task = acquire_task
 
     def repeat(self, content: bytes, app: bytes, account: str, *, resume: bool) -> int:
@@ -65,6 +70,15 @@ class RunCalls:
     def runs(self, numbers: list[int]) -> dict[int, Any]:
         """Return those of these runs that the SuperLink has, by their numbers."""
         return {run.run_id: run for run in self.state.get_run_info(run_ids=numbers)}
+
+    def add_lost(self, answer: Any, number: int, content: bytes) -> None:
+        """Add a run to an answer of ListRuns by the request that started it, unless the SuperLink has the run."""
+        if not self.runs([number]):
+            request = internal("control_pb2").StartRunRequest.FromString(content)
+            run = answer.run_dict[number]
+            run.run_id = number
+            run.status.status, run.status.sub_status = "finished", "failed"
+            run.override_config.MergeFrom(request.override_config)
 
     def pending(self, number: int) -> list[Any]:
         """Return the task of a run that has not begun, if it has one."""

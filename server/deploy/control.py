@@ -270,7 +270,7 @@ class Control:
             page = {"limit": RUNS_A_PAGE, "skip": len(by_number)}
             listed = self._calls.call("ListRuns", **page).run_dict
             by_number |= dict(listed)
-            if len(listed) < RUNS_A_PAGE:
+            if len(by_number) - page["skip"] < RUNS_A_PAGE:
                 break
         runs = sorted(by_number.values(), key=lambda run: str(run.pending_at), reverse=True)
         return [self._run(run) for run in runs]

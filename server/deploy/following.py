@@ -178,7 +178,7 @@ def current(control: Control, run_id: int, name: str, before: FlowerRun | None) 
         run = before
     for other in control.runs():
         same = all(other.settings.get(k) == run.settings.get(k) for k in ("strategy", "seed"))
-        if same and other.name == name != "":
+        if same and other.name == name != "" and other.details != INTERRUPTED:
             return other
     if run is before:
         raise ConnectionError(

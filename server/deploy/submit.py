@@ -32,7 +32,7 @@ from server.deploy.local.record import (
     find_local,
 )
 from server.deploy.room.listing import find_named_run, named_runs
-from server.deploy.room.queue import UNTRAINED
+from server.deploy.room.queue import INTERRUPTED, UNTRAINED
 from server.results.reading import NAME
 
 if TYPE_CHECKING:
@@ -332,6 +332,9 @@ def stop(connection: str = "", name: str = "") -> str:
     """
     with Control(read_connection(connection or default_connection())) as control:
         run = find_named_run(named_runs(control), name)
+        if run and run.state == INTERRUPTED:
+            control.stop(int(run.members[-1]))
+            return run.name
         if run is None or not run.on:
             return ""
         stop_run(control, [int(number) for number in run.members])

@@ -117,7 +117,9 @@ class Queue:
         ``handlers``: those of the Runtime API.
         """
         self.calls = RunCalls(state)
-        self.calls.wrap(handlers, self.start, self.name_all, self.next_tasks, self.began)
+        self.calls.wrap(
+            handlers, self.start, self.name_all, self.discard, self.next_tasks, self.began
+        )
         with self.lock:
             for name, entry in [*self.runs.items()]:
                 if entry.state == WAITING:
@@ -180,10 +182,17 @@ class Queue:
                     self.repeat(name, resume=True)
             return note(" ".join(names))
 
-    def name_all(self, answer: Any) -> None:
-        """Write the runs' names, and what they wait for, into an answer of ListRuns."""
+    def name_all(self, answer: Any, last: bool) -> None:
+        """Write the runs' names, and what they wait for, into an answer of ListRuns.
+
+        ``last``: the page to which interrupted runs are added that the SuperLink no longer has.
+        """
         with self.lock:
             runs, begin = {**self.runs}, self.to_begin()
+            lost = {n: e for n, e in runs.items() if last and e.state == INTERRUPTED}
+            for interrupted, entry in lost.items():
+                content = self.file(interrupted, entry.done).read_bytes()
+                self.calls.add_lost(answer, entry.members[entry.done], content)
         names = {run: name for name, entry in runs.items() for run in entry.members}
         waiting = [n for n, e in runs.items() if e.state == WAITING and n not in begin]
         for run_id, run in answer.run_dict.items():
@@ -196,6 +205,16 @@ class Queue:
             elif run.status.status != "finished":
                 place = f"place {waiting.index(name) + 1}" if name in waiting else ""
                 run.status.details = place
+
+    def discard(self, run: int) -> bool:
+        """Drop the interrupted run that a Flower run is a member of; return whether there is one."""
+        with self.lock:
+            self.follow()
+            for name, entry in self.runs.items():
+                if entry.state == INTERRUPTED and run in entry.members:
+                    self.drop(name)
+                    return True
+        return False
 
     # --- order ---
 
@@ -222,6 +241,11 @@ class Queue:
                 self.set(name, tries=entry.tries + 1)
                 self.repeat(name, resume=True)
             return
+        self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """End a run before its end: the members that it has left are stopped."""
+        entry = self.runs[name]
         for run in entry.members[entry.done + 1 :]:
             self.calls.stop(run)
         self.end(name)
@@ -281,14 +305,19 @@ class Queue:
     # --- names ---
 
     def new_name(self, wanted: str, method: str) -> str:
-        """Return a run's name: the wanted one, or its method and the date. Raises Flower's error for one in use."""
+        """Return a run's name: the wanted one, or its method and the date. Raises Flower's error for one in use.
+
+        The name of a run that ended is free once the SuperLink no longer lists the run.
+        """
         if wanted:
             if not SILO.fullmatch(wanted):
                 raise refusal(
                     f"--name {shorten(wanted)}: use 1 to 63 lower-case letters, digits and hyphens"
                 )
-            if wanted in self.runs:
+            entry = self.runs.get(wanted)
+            if entry and (entry.state != ENDED or self.calls.runs([*entry.members])):
                 raise refusal(f"--name {wanted}: there is a run of that name; choose another")
+            self.runs.pop(wanted, None)
             return wanted
         method = method if SILO.fullmatch(method) else "run"
         name = f"{method[:40]}-{time.strftime('%Y-%m-%d')}"

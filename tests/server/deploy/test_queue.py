@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 from apps import project
+from flwr.common.serde import user_config_to_proto
+from flwr.proto.control_pb2 import ListRunsResponse, StartRunRequest
 from probe import CLIENT, make_app, write_file
 from trio import bring_up, text_of, wait_for
 
 from client.flower.apps import build
-from client.flower.runs import refusal
+from client.flower.runs import RunCalls, refusal
 from client.protocol.launch import free_ports
 from server.cli.main import main
 from server.deploy import local, processes, submit
@@ -239,6 +241,32 @@ def test_the_queue_survives_the_server(federation, folder, app, tmp_path, capsys
 
 
 @pytest.mark.exhaustive
+def test_an_interrupted_run_is_listed_until_it_is_stopped(
+    federation, folder, app, tmp_path, capsys
+):
+    """Also of a SuperLink that has no Flower run of it; then its name is free, and `--resume` leaves it."""
+    lost = Begun(record.find_local(), app, tmp_path / "a", "ditto", "apple", name="long")
+    begins(lost, "ditto False")
+    processes.end(superlinks(federation), grace=0.0)
+    again = bring_up(folder)
+    entry = listed(again)["long"]
+    expected = ("interrupted", "ditto", 5, str(lost.out))
+    assert (entry.state, entry.method, entry.rounds, entry.folder) == expected
+    assert main(["runs"]) == 0 and "interrupted" in capsys.readouterr().out
+    refused = Begun(again, app, tmp_path / "b", "fedavg", name="long")
+    assert "--name long: there is a run of that name" in refused.error
+    assert main(["stop", "long"]) == 0 and "run long is stopped" in capsys.readouterr().out
+    assert "long" not in listed(again)
+    assert main(["stop", "long"]) == 2
+    local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None, resume=True)
+    assert "long" not in listed(again)
+    anew = Begun(again, app, tmp_path / "c", "fedavg", name="long")
+    begins(anew, "fedavg False")
+    anew.let_end()
+    assert anew.error == "" and lost.begun == ["ditto False"]
+
+
+@pytest.mark.exhaustive
 def test_a_run_whose_server_app_died_goes_on(federation, folder, app, tmp_path):
     again = record.find_local()
     dies = Begun(again, app, tmp_path / "a", "fedavg", name="dies")
@@ -291,6 +319,53 @@ def test_two_runs_with_masks_are_never_on_at_once(tmp_path, monkeypatch):
     assert queue.next_tasks() == [1, 3]
     queue.end("1")
     assert queue.next_tasks() == [2, 3]
+
+
+def test_an_interrupted_run_without_a_flower_run_is_listed(tmp_path, monkeypatch):
+    queue, answer = Queue(tmp_path), ListRunsResponse()
+    state = SimpleNamespace(get_run_info=lambda run_ids: [])
+    monkeypatch.setattr(queue, "calls", RunCalls(state), raising=False)
+    fields: dict[str, Any] = {"owner": "otto", "account": "", "out": "", "app": ""}
+    queue.runs["lost"] = QueuedRun(
+        **fields, trains=True, state="interrupted", members=(5, 6), done=1
+    )
+    request = StartRunRequest(
+        override_config=user_config_to_proto({"strategy": "ditto", "rounds": 5})
+    )
+    queue.file("lost", 1).write_bytes(request.SerializeToString())
+    queue.name_all(answer, False)
+    assert not answer.run_dict
+    queue.name_all(answer, True)
+    control: Any = SimpleNamespace(runs=lambda: [*map(Control._run, answer.run_dict.values())])
+    (run,) = named_runs(control)
+    assert (run.name, run.state, run.members) == ("lost", "interrupted", ("6",))
+    assert (run.method, run.rounds, run.owner) == ("ditto", 5, "otto")
+
+
+def test_an_interrupted_run_is_dropped_with_the_members_it_has_left(tmp_path, monkeypatch):
+    """Its name is free once the SuperLink has none of its Flower runs; that of one that waits is not touched."""
+    queue, listed, stopped = Queue(tmp_path), {7: "run"}, list[int]()
+    calls = SimpleNamespace(runs=lambda numbers: listed, stop=stopped.append)
+    monkeypatch.setattr(queue, "calls", calls, raising=False)
+    monkeypatch.setattr(queue, "follow", lambda: None)
+    fields: dict[str, Any] = {"owner": "", "account": "", "out": "", "app": "", "trains": True}
+    queue.runs = {
+        "lost": QueuedRun(**fields, state="interrupted", members=(5, 6, 7, 8), done=1),
+        "waits": QueuedRun(**fields, members=(9,)),
+    }
+    assert not queue.discard(9) and not queue.discard(4) and queue.discard(6)
+    assert stopped == [7, 8] and not queue.discard(6)
+    assert {name: entry.state for name, entry in Queue(tmp_path).runs.items()} == {
+        "lost": "ended",
+        "waits": "waiting",
+    }
+    taken = pytest.raises(type(refusal("")), match="there is a run of that name")
+    with taken:
+        queue.new_name("lost", "fedavg")
+    listed.clear()
+    assert queue.new_name("lost", "fedavg") == "lost"
+    with taken:
+        queue.new_name("waits", "fedavg")
 
 
 def test_a_damaged_book_is_refused(tmp_path):
