@@ -79,7 +79,9 @@ def up(
     with Control(local.connection, service=True) as control:
         if names := control.change_queue(federation.runs, resume=resume):
             went = (
-                "goes on" if resume else "was interrupted: `silofl up --resume` goes on with it"
+                "goes on"
+                if resume
+                else "was interrupted: `silofl up --resume` goes on with it, `silofl stop RUN` ends it"
             )
             echo(f"{', '.join(names)} {went}")
     return local

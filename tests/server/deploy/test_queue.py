@@ -223,7 +223,8 @@ def test_the_queue_survives_the_server(federation, folder, app, tmp_path, capsys
     processes.end(superlinks(federation), grace=0.0)
     lines: list[str] = []
     again = local.up(read_federation(folder / "federation.yaml"), echo=lines.append)
-    assert "ran was interrupted: `silofl up --resume` goes on with it" in lines
+    again_or_not = "`silofl up --resume` goes on with it, `silofl stop RUN` ends it"
+    assert f"ran was interrupted: {again_or_not}" in lines
     begins(waited[0], "ditto False")
     lines.clear()
     local.up(read_federation(folder / "federation.yaml"), echo=lines.append, resume=True)
