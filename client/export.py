@@ -31,7 +31,7 @@ from models.networks.registry import build, spec_of
 from models.trainable import WHOLE, Part
 from models.weights import Weights
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import write_atomically
+from partitions.common.files import check_replaced, write_atomically
 from partitions.common.settings import build_settings, keys_of
 from strategies.base.run_settings import head_named
 from strategies.base.state import Parts, State, model_in, read_sealed, write_sealed
@@ -131,18 +131,20 @@ def write_model(out: Path, card: Card, parts: Parts, onnx: bool = False) -> Card
 
     ``onnx``: also :func:`onnx_file`, with its check.
 
-    Raises UserError if ``out`` is a directory, or if the network cannot be written as ONNX: then nothing is written.
+    Raises UserError if ``out`` is a directory, if one of the files is there and of another kind, or if the network
+    cannot be written as ONNX: then nothing is written.
     """
     tensors = trained_network(card).state_dict(*parts)
     if out.is_dir():
         raise UserError(f"{out} is a directory: give --out a file")
-    if out.exists() and out.read_bytes()[8:10] not in (b"", b'{"'):
-        raise UserError(f"{out} is there already, and is no model: give --out another name")
+    check_replaced(out, "model", lambda file: file.read(10)[8:] == b'{"')
+    check_replaced(card_file(out), "model's card", lambda file: b'"method": ' in file.read(16))
     if onnx:
         if onnx_file(out) == out:
             raise UserError(
                 f"--out {out}: the model itself is a .safetensors file; --onnx writes the .onnx beside it"
             )
+        check_replaced(onnx_file(out), "ONNX model", lambda file: b"pytorch" in file.read(32))
         whole = network(card)
         whole.module.load_state_dict(tensors)
         content, apart = onnx_of(card, whole)

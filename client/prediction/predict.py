@@ -7,10 +7,12 @@ intervals. One function, :func:`answers_of`, applies them all: for local files, 
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from models.samples import BYTE_MEAN, BYTE_STD, Samples, most_at_once
 from models.tasks.patches import Window
 from models.training import predict as logits_of
 from partitions.common.errors import DataError, UserError
+from partitions.common.files import check_replaced
 from partitions.importing.readers.volumes.volume import check_writable, write_masks
 from partitions.importing.source import reading
 from partitions.inputs import order_of, reorder_columns
@@ -74,7 +77,9 @@ def predict_file(
     if masks is not None and not task.per_pixel:
         raise UserError(f"{model} draws no outlines: it is for {task.name}")
     samples = read_asked(data, card, recipe, as_gaps, key)
-    if masks is not None and masks.suffix != ".npz":
+    if masks is not None and masks.suffix == ".npz":
+        check_replaced(masks, "masks file", are_masks)
+    elif masks is not None:
         check_folder(masks, samples)
     parts, names = list[ModelAnswers](), list[str]()
 
@@ -96,6 +101,11 @@ def predict_file(
         rows = tuple([*row, name] for row, name in zip(answers.rows, names, strict=True))
         answers = replace(answers, columns=(*answers.columns, "mask"), rows=rows)
     return answers_csv(samples, answers.columns, answers.rows)
+
+
+def are_masks(file: IO[bytes]) -> bool:
+    """Return whether a file is one that ``--masks FILE.npz`` has written."""
+    return zipfile.is_zipfile(file) and zipfile.ZipFile(file).namelist() == ["masks.npy"]
 
 
 def classes_of(card: Card) -> Sequence[str]:

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TypeGuard
+from typing import IO, TypeGuard
 
-from .errors import DataError
+from .errors import DataError, UserError
 
 LOOK_SECONDS = 0.1  # between two attempts to take a lock
 
@@ -158,6 +158,14 @@ def file_fault(path: Path) -> str:
         return f"there is no file {path}"
     except OSError as error:
         return f"{path}: {error.strerror}"
+
+
+def check_replaced(path: Path, kind: str, is_kind: Callable[[IO[bytes]], bool]) -> None:
+    """Raise UserError if a file is there that is not of this kind, and writing would replace it."""
+    if path.exists():
+        with path.open("rb") as file:
+            if not is_kind(file):
+                raise UserError(f"{path} is there already, and is no {kind}: name another file")
 
 
 def file_sum(path: Path) -> str:

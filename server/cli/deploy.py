@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 def compose(args: argparse.Namespace) -> None:
+    from partitions.common.files import write_atomically
     from partitions.common.output import print_document
     from server.deploy.compose import compose_file
     from server.deploy.federation import read_federation
@@ -31,7 +32,7 @@ def compose(args: argparse.Namespace) -> None:
     out = args.out or Path("docker-compose.yml")
     text = compose_file(read_federation(args.file), out.absolute().parent, app_directory())
     if args.out:
-        args.out.write_text(text, encoding="utf-8")
+        write_atomically(args.out, text)
         print(args.out)
     else:
         print_document(text)
@@ -147,7 +148,7 @@ def add_silo_command(args: argparse.Namespace) -> None:
 def signing_key(args: argparse.Namespace) -> None:
     from client.protocol.envelope import fingerprint, public_pem
     from client.protocol.keys import make_signing_key
-    from partitions.common.files import write_atomically
+    from partitions.common.files import check_replaced, write_atomically
     from server.deploy.bundle import signing_key_file
     from server.deploy.federation import read_federation
     from server.deploy.local.record import state_directory
@@ -157,8 +158,12 @@ def signing_key(args: argparse.Namespace) -> None:
         federation = read_federation(args.file, check_data=False)
         state_directory(federation.name)  # raises UserError if it cannot be created
         path = signing_key_file(federation)
+    beside = path.with_suffix(".pub")
+    if beside == path:
+        raise UserError(f"--out {path}: .pub is for the public half; give the key another name")
+    check_replaced(beside, "public key", lambda file: b" PUBLIC KEY" in file.read(32))
     public = public_pem(make_signing_key(path))
-    write_atomically(path.with_suffix(".pub"), public)
+    write_atomically(beside, public)
     print(
         f"{path}: the key that signs bundles; keep it, and a backup, where the bundles' carriers are not"
     )

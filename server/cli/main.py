@@ -46,6 +46,7 @@ for name in ("client", "models", "partitions", "strategies"):
 
 import argparse
 from collections.abc import Sequence
+from itertools import product
 
 from client import cli as site
 from client.commands import data
@@ -67,6 +68,7 @@ from server.cli import (
 )
 
 SHELLS = ("bash", "zsh", "fish")
+WRITTEN = ("out", "masks", "export", "plot")  # options that name a file to write
 
 GROUPS: dict[str, tuple[Command, ...]] = {
     "research, on one machine": (
@@ -155,14 +157,24 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
         top.error(f"there is no command {words[0][:80]!r}{nearest(words[0], known)}")
     args = top.parse_args(words)
-    out = str(getattr(args, "out", None) or "")
-    for key, value in vars(args).items():
-        read = value if key != "out" and isinstance(value, str | os.PathLike) else ""
-        if os.path.isfile(out) and os.path.isfile(read) and os.path.samefile(out, read):
+    paths = [
+        (key, os.fspath(value))
+        for key, value in vars(args).items()
+        if isinstance(value, str | os.PathLike)
+    ]
+    for (written, out), (key, path) in product(paths, paths):
+        if written in WRITTEN and key != written and is_same_file(out, path, key in WRITTEN):
             top.error(
-                f"--out {out} is what {key} names, and would replace it: give it another name"
+                f"--{written} {out} is what {key} names, and would replace it: give it another name"
             )
     return args
+
+
+def is_same_file(out: str, path: str, missing: bool) -> bool:
+    """Return whether two paths are one file; ``missing``: also where there is none yet."""
+    if os.path.isfile(out) and os.path.isfile(path):
+        return os.path.samefile(out, path)
+    return missing and bool(out) and os.path.realpath(out) == os.path.realpath(path)
 
 
 def completion(shell: str) -> str:

@@ -143,9 +143,9 @@ def test_an_older_file_beside_a_new_model_is_named(tmp_path, capsys):
     command = f"export {tmp_path}/run --silo a --out {tmp_path}/m.safetensors".split()
     said = f"note: {tmp_path / 'm.onnx'} was there before and is not of this model: remove it"
     assert main(command) == 0 and said not in capsys.readouterr().out
-    (tmp_path / "m.onnx").write_bytes(b"older")
+    (tmp_path / "m.onnx").write_bytes(older := b"\x08\x08\x12\x07pytorch")
     assert main(command) == 0 and said in capsys.readouterr().out
-    assert (tmp_path / "m.onnx").read_bytes() == b"older"
+    assert (tmp_path / "m.onnx").read_bytes() == older
     assert silofl(*command, "--onnx") == 0 and said not in capsys.readouterr().out
 
 

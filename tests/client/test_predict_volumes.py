@@ -171,6 +171,14 @@ def test_a_folder_of_masks_is_for_volumes(tmp_path, model, capsys):
         in capsys.readouterr().err
     )
     assert main(f"predict --model {model} --data {data} --masks {tmp_path}/m.npz".split()) == 0
+    assert main(f"predict --model {model} --data {data} --masks {tmp_path}/m.npz".split()) == 0
+    np.savez(tmp_path / "theirs.npz", masks=np.zeros(2), x=np.zeros(2))
+    (tmp_path / "notes.npz").write_text("notes")
+    for other in (tmp_path / "theirs.npz", tmp_path / "notes.npz"):
+        before = other.read_bytes()
+        assert main(f"predict --model {model} --data {data} --masks {other}".split()) == 2
+        assert "is there already, and is no masks file" in capsys.readouterr().err
+        assert other.read_bytes() == before
     with np.load(tmp_path / "m.npz") as npz:
         assert npz["masks"].shape[1:] == SHAPE and not masks.exists()
 

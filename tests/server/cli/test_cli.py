@@ -87,6 +87,8 @@ def place(tmp_path_factory):
     (folder / "unknown.toml").write_text("[apple]\nmuh = 0.1\n")
     (folder / "list.toml").write_text("rounds = [1, 2]\n")
     (folder / "table.csv").write_text("age,label\nold,1\n")
+    for name in ("taken.onnx", "taken.pub"):
+        (folder / name).write_text("notes")
     for line in (
         f"simulate --strategy local --data {folder}/good.npz {TINY} --out {folder}/run",
         f"export {folder}/run --silo hospital-01 --out {folder}/model.safetensors",
@@ -345,6 +347,30 @@ OTHERS = [
         "predict --model {place}/model.safetensors --data {place}/good.npz --out {place}/good.npz",
         "--out {place}/good.npz is what data names, and would replace it",
     ),
+    *(
+        (
+            f"{line} --{option} {{place}}/{file}",
+            f"--{option} {{place}}/{file} is what {key} names",
+        )
+        for line, option, file, key in (
+            ("predict --model m --data {place}/good.npz", "masks", "good.npz", "data"),
+            ("predict --model m --data d --masks {place}/m.npz", "out", "m.npz", "masks"),
+            ("audit {place}/run --check {place}/table.csv", "export", "table.csv", "check"),
+            ("partition --dataset {place}/good.npz --out o", "plot", "good.npz", "dataset"),
+            ("schema {place}/list.toml --overwrite", "out", "list.toml", "recipe"),
+        )
+    ),
+    (
+        "export {place}/run --silo hospital-01 --out {place}/run/summary",
+        "{place}/run/summary.json is there already, and is no model's card: name another file",
+    ),
+    (
+        "export {place}/run --silo hospital-01 --onnx --out {place}/taken.safetensors",
+        "{place}/taken.onnx is there already, and is no ONNX model: name another file",
+    ),
+    ("export {place}/run --silo hospital-01 --out {place}/taken.onnx", "and is no model: name"),
+    ("signing-key --out k.pub", "--out k.pub: .pub is for the public half"),
+    ("signing-key --out {place}/taken.key", "taken.pub is there already, and is no public key"),
     ("predict --model {place}/a-folder --data {place}/good.npz", "damaged (Is a directory)"),
     (
         "predict --model {place}/nowhere --data {place}/good.npz",
@@ -435,6 +461,23 @@ OTHERS = [
 )
 def test_bad_input_of_the_other_commands(options, reason, refused):
     refused(options, reason)
+
+
+def test_an_export_replaces_its_own_files(place, say, tmp_path):
+    """The model, its card and its ONNX file; with --onnx and after it."""
+    again = f"export {place}/run --silo hospital-01 --out {tmp_path}/m.safetensors"
+    for line in (again, f"{again} --onnx", f"{again} --onnx", again):
+        assert say(line)[::2] == (0, "")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".json", ".onnx"}
+
+
+def test_a_compose_file_is_replaced_as_a_whole(say, tmp_path):
+    """The earlier file stays as it is, by its other name."""
+    out, earlier = tmp_path / "docker-compose.yml", tmp_path / "earlier"
+    out.write_text("earlier")
+    os.link(out, earlier)
+    assert say(f"compose {ROOT}/federation.yaml --out {out}")[0] == 0
+    assert "services:" in out.read_text() and earlier.read_text() == "earlier"
 
 
 def test_an_import_names_every_problem_on_a_line_of_its_own(place, say, tmp_path, monkeypatch):
