@@ -18,7 +18,7 @@ from typing import Literal
 from client.protocol.chain import utc_now
 from partitions.common.errors import DataError
 from partitions.common.files import file_fault, file_sum, make_folder, write_atomically
-from partitions.common.parsed import Frozen, parse_values
+from partitions.common.parsed import Frozen, parse_values, read_text
 
 from .age import VERSION, decrypt, encrypt
 
@@ -171,12 +171,12 @@ def put_in_place(moves: Mapping[Path, Path]) -> None:
 
 
 def read_passphrase(file: Path | None) -> str:
-    """Return the first line of a file; empty without one. Raises DataError if it is short."""
+    """Return the first line of a file; empty without one. Raises DataError if it is short, or no text."""
     if file is None:
         return ""
     if fault := file_fault(file):
         raise DataError(fault)
-    lines = file.read_text("utf-8").splitlines()
+    lines = read_text(file).splitlines()
     if not lines or len(lines[0]) < LEAST:
         raise DataError(
             f"--passphrase-file {file}: its first line has fewer than {LEAST} characters"

@@ -19,6 +19,7 @@ from client.protocol.study import parse_study
 from client.site.trust.audit import kind_of, verify_log
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import file_sum
+from partitions.common.parsed import read_text
 from partitions.silo_file import Check
 
 EXPORT = "export it again at the hospital that trained it"
@@ -100,4 +101,4 @@ def _sum_check(
 
 
 def _study_sum(path: Path) -> str:
-    return parse_study(path.read_text("utf-8"), str(path)).digest
+    return parse_study(read_text(path), str(path)).digest

@@ -10,8 +10,10 @@ from server.cli.options import WHOSE, federation_of
 
 
 def add(args: argparse.Namespace) -> None:
+    from partitions.common.names import check_silo_name
     from server.deploy.access.operators import Operator, key_file, make_key
 
+    check_silo_name(args.name)
     file = key_file()
     operator = Operator(name=args.name, role=args.role, key=make_key(file))
     print(f"{file}: the private key of {args.name}; it stays here, and signs your calls")

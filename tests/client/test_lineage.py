@@ -73,6 +73,8 @@ def test_each_link_is_verified_against_its_other_end(site, tmp_path):
     wrong = checked(lineage, **ends)
     assert [name for name, check in wrong.items() if not check.ok] == ["data", "study"]
     assert not checked(lineage, data=tmp_path / "missing.npz")["data"].ok
+    (tmp_path / "study.toml").write_bytes(b"\xff")
+    assert "is not in UTF-8" in checked(lineage, study=tmp_path / "study.toml")["study"].detail
 
 
 @pytest.mark.parametrize(

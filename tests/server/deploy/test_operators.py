@@ -23,7 +23,13 @@ from partitions.common.errors import DataError
 from server.cli.main import main
 from server.deploy import local, processes
 from server.deploy.access.gate import LATEST, NEEDED, Gate
-from server.deploy.access.operators import KEY, Actions, Operator, make_key, write_operators
+from server.deploy.access.operators import (
+    KEY,
+    Actions,
+    Operator,
+    make_key,
+    write_operators,
+)
 from server.deploy.federation import read_federation
 from server.deploy.local import record
 
@@ -186,7 +192,15 @@ def test_operators_that_cannot_be(tmp_path, operators, says):
     assert fails(DataError, says, read_federation, file).count("\n") == 0
 
 
-@pytest.mark.exhaustive
+def test_a_name_is_checked_before_a_key_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(KEY, str(tmp_path / "ours.key"))
+    for name in ("Alice", "", "a" * 80):
+        assert main(["operator", "add", name]) == 2
+        error = capsys.readouterr().err
+        assert "is no name" in error and error.count("\n") == 1 and not [*tmp_path.iterdir()]
+    assert main(["operator", "add", "alice"]) == 0
+
+
 @pytest.mark.deployed
 @pytest.mark.timeout(300)
 def test_a_federation_with_operators(tmp_path, monkeypatch, capsys):
