@@ -5,10 +5,10 @@ A person's key signs each call (`server/deploy/access`).
 
 import json
 from base64 import b64encode
-from pathlib import Path
 from typing import Any
 
-from ..protocol.keys import load_key
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
 from ..protocol.ours import errors
 from .fleet import sign_call
 from .internals import internal
@@ -22,10 +22,10 @@ REFUSAL = "silofl-refusal"  # header of the answer to a call that is refused for
 
 
 class Signer:
-    """Interceptor of Flower's client that signs each call with the key in a file, if there is one."""
+    """Interceptor of Flower's client that signs each call with a key, if there is one."""
 
-    def __init__(self, path: Path) -> None:
-        self.key = load_key(path) if path.exists() else None
+    def __init__(self, key: EllipticCurvePrivateKey | None) -> None:
+        self.key = key
 
     def intercept(self, context: Any, call_next: Any) -> Any:
         """Add the fields of the signature to an HTTP call."""
@@ -39,13 +39,19 @@ class Signer:
 
 
 class ControlCalls:
-    """The Control API of a SuperLink. ``where``: its name in errors; ``key``: the file of the caller's key.
+    """The Control API of a SuperLink. ``where``: its name in errors; ``key``: the caller's.
 
     A call raises ConnectionError, one line, and UserError where the caller may not make it.
     """
 
     def __init__(
-        self, where: str, address: str, *, insecure: bool, certificates: bytes | None, key: Path
+        self,
+        where: str,
+        address: str,
+        *,
+        insecure: bool,
+        certificates: bytes | None,
+        key: EllipticCurvePrivateKey | None,
     ) -> None:
         self.where, self.requests = where, internal("control_pb2")
         version = internal("RuntimeVersionHttpInterceptor")(component_name="flwr CLI")

@@ -70,7 +70,7 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except OSError as error:
         raise SiteError(f"{path}: {error.strerror}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise SiteError(f"{path} is no private key of a silo")
+        raise SiteError(f"{path} is no private key in Flower's form")
     return key
 
 

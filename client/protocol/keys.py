@@ -66,12 +66,15 @@ def make_key(path: Path, new: Callable[[], PrivateKey]) -> None:
             beside.unlink(missing_ok=True)
 
 
-def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Return a node's private key. Raises UserError, one line, if the file is none."""
+def load_key(path: Path, anew: str = "ask anew") -> ec.EllipticCurvePrivateKey:
+    """Return a private key in Flower's form. Raises UserError, one line, if the file is none.
+
+    ``anew``: what gives another key, once the file is removed.
+    """
     try:
         return load_node_key(path)
     except SiteError as error:
-        anew = "remove it and ask anew" if path.exists() else "ask anew"
+        anew = f"remove it and {anew}" if path.exists() else anew
         raise errors.UserError(f"{error}: restore it from a backup, or {anew}") from None
 
 
@@ -86,7 +89,10 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise errors.DataError(f"{path} is no signing key; `silofl signing-key` makes one")
+        raise errors.DataError(
+            f"{path} is no signing key: name another file, restore it from a backup, or move it away, and then "
+            "`silofl signing-key` makes one"
+        )
     return key
 
 

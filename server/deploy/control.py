@@ -22,7 +22,7 @@ from client.protocol.launch import flower_home, reach_without_proxy
 from partitions.common.errors import UserError
 from partitions.common.files import hold_lock, make_folder, write_atomically
 from partitions.common.parsed import parse_toml, read_text
-from server.deploy.access.operators import SERVICE, key_file
+from server.deploy.access.operators import SERVICE, key_file, load_operator_key
 
 RUNS_A_PAGE = 100
 
@@ -204,7 +204,7 @@ class Control:
     def __init__(self, connection: Connection, *, service: bool = False) -> None:
         """``service``: of the server's own processes, which have a key of their own beside the CA's certificate."""
         self.connection = connection
-        key = Path(connection.root_certificates).with_name(SERVICE) if service else key_file()
+        file = Path(connection.root_certificates).with_name(SERVICE) if service else key_file()
         certificates: bytes | None = None
         if connection.root_certificates:
             try:
@@ -225,7 +225,7 @@ class Control:
             connection.address,
             insecure=connection.insecure,
             certificates=certificates,
-            key=key,
+            key=load_operator_key(file) if file.exists() else None,
         )
 
     def __enter__(self) -> "Control":

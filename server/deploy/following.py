@@ -155,7 +155,7 @@ def follow(control: Control, run_id: int, progress: RunFollower, name: str = "")
     if now.status == "finished:stopped":
         raise RunFailedError(
             f"run {name or run_id} was stopped after round {progress.round}; "
-            f"it continues with --set resume=true --out {progress.path.parent}"
+            f"continue with {resume_command(progress.path.parent)}"
         )
     raise RunFailedError(
         f"run {name or run_id} failed after round {progress.round}: "
@@ -206,6 +206,11 @@ def reason_of(control: Control, run_id: int, progress: RunFollower, details: str
     if not details and log.exists():
         details = " | ".join(last_lines(log, 3))
     return plain_reason(details) or "the SuperLink gives no reason"
+
+
+def resume_command(out: Path) -> str:
+    """Return the command that continues the run in a directory."""
+    return f"silofl run --config {out / 'config.toml'} --out {out} --set resume=true"
 
 
 def plain_reason(reason: str) -> str:

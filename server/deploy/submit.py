@@ -23,7 +23,7 @@ from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import share_new_files, write_atomically
 from server.deploy.control import Control, read_connection
 from server.deploy.federation import read_federation
-from server.deploy.following import POLL_SECONDS, RunFollower, follow
+from server.deploy.following import POLL_SECONDS, RunFollower, follow, resume_command
 from server.deploy.local.record import (
     Deployed,
     LocalFederation,
@@ -272,8 +272,7 @@ def submit_and_follow(
         stop_run(control, numbers)
         if members[0].get("strategy") in UNTRAINED:
             raise
-        again = f"silofl run --config {out / 'config.toml'} --out {out} --set resume=true"
-        raise KeyboardInterrupt(f"continue with {again}") from None
+        raise KeyboardInterrupt(f"continue with {resume_command(out)}") from None
 
 
 def submit(

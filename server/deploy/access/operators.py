@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
 from client.protocol.chain import Chain
 from client.protocol.envelope import fingerprint, public_pem
 from client.protocol.keys import load_key, new_key, write_key
@@ -69,7 +71,13 @@ def make_key(path: Path) -> str:
     """Return the fingerprint of a key; a missing one is made."""
     if not path.exists():
         write_key(path, new_key())
-    return fingerprint(public_pem(load_key(path)))
+    return fingerprint(public_pem(load_operator_key(path)))
+
+
+def load_operator_key(path: Path) -> EllipticCurvePrivateKey:
+    """Return this person's key, or the key of the server's own processes. Raises UserError."""
+    add = "run `silofl operator add NAME`, and put its new line into federation.yaml"
+    return load_key(path, add if path == key_file() else "run `silofl up`")
 
 
 def key_file() -> Path:

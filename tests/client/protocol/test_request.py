@@ -77,7 +77,7 @@ def test_a_damaged_key_stays_and_is_named(content):
         "encrypted": with_a_passphrase(key),
     }
     file.write_bytes(damaged := forms.get(content, content))
-    reason = r"own\.key is no private key of a silo: restore it from a backup, or remove it and ask anew"
+    reason = r"own\.key is no private key in Flower's form: restore it from a backup, or remove it and ask anew"
     fails(ValueError, reason, make_request, "clinic", None, None)
     assert file.read_bytes() == damaged
 

@@ -377,6 +377,10 @@ OTHERS = [
         "restore {place}/good.npz --passphrase-file {place}/good.npz",
         "{place}/good.npz is not in UTF-8",
     ),
+    (
+        "signing-key --out {place}/table.csv",
+        "{place}/table.csv is no signing key: name another file, restore it from a backup, or move it",
+    ),
     ("signing-key --out k.pub", "--out k.pub: .pub is for the public half"),
     ("signing-key --out {place}/taken.key", "taken.pub is there already, and is no public key"),
     ("predict --model {place}/a-folder --data {place}/good.npz", "damaged (Is a directory)"),

@@ -33,9 +33,7 @@ def test_runs_come_a_page_at_a_time_and_none_is_missing(tmp_path, monkeypatch):
         def close(self):
             pass
 
-    calls = ControlCalls(
-        "here", "127.0.0.1:1", insecure=True, certificates=None, key=tmp_path / "no.key"
-    )
+    calls = ControlCalls("here", "127.0.0.1:1", insecure=True, certificates=None, key=None)
     calls.client = Client()
     one = Control(Connection("test", "127.0.0.1:1", insecure=True))
     monkeypatch.setattr(one, "_calls", calls)

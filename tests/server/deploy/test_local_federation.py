@@ -274,7 +274,10 @@ def test_stop_ends_a_run_and_who_follows_it(federation, app, tmp_path):
         time.sleep(0.1)
     assert submit.stop().startswith("run-")
     follower.join(timeout=60)
-    assert "was stopped after round 0; it continues with --set resume=true" in failures[0]
+    again = (
+        f"silofl run --config {tmp_path}/out/config.toml --out {tmp_path}/out --set resume=true"
+    )
+    assert failures[0].endswith(f"was stopped after round 0; continue with {again}")
     assert submit.stop() == ""
 
 
@@ -416,7 +419,7 @@ def test_a_part_that_does_not_start_is_named_and_nothing_stays(folder):
     made = ensure_credentials(directory / "credentials", silos=["north"], hosts=["localhost"])
     made.node_key("north").write_text("no key\n")
     with pytest.raises(
-        local.PartFailedError, match=r"(?s)north ended.*is no private key of a silo"
+        local.PartFailedError, match=r"(?s)north ended.*is no private key in Flower's form"
     ):
         local.up(read_federation(path), echo=lambda line: None)
     assert processes.find(directory) == [] and local.leftover() == ""

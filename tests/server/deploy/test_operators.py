@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ssl
 from base64 import b64encode
+from functools import partial
 
 import anyio
 import httpx
@@ -19,17 +20,19 @@ from starlette.routing import Route
 from client.flower.control import FIELDS
 from client.flower.fleet import sign_call
 from client.protocol.keys import load_key
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, UserError
 from server.cli.main import main
 from server.deploy import local, processes
 from server.deploy.access.gate import LATEST, NEEDED, Gate
 from server.deploy.access.operators import (
     KEY,
+    SERVICE,
     Actions,
     Operator,
     make_key,
     write_operators,
 )
+from server.deploy.control import Connection, Control
 from server.deploy.federation import read_federation
 from server.deploy.local import record
 
@@ -201,6 +204,22 @@ def test_a_name_is_checked_before_a_key_is_made(tmp_path, monkeypatch, capsys):
     assert main(["operator", "add", "alice"]) == 0
 
 
+def test_a_damaged_operators_key_has_its_own_remedy(tmp_path, monkeypatch, capsys):
+    """A person's at both ends; that of the server's own processes is made by `silofl up`."""
+    monkeypatch.setenv(KEY, str(tmp_path / "ours.key"))
+    for name in ("ours.key", SERVICE):
+        (tmp_path / name).write_text("damaged")
+    (tmp_path / "ca.crt").write_text("")
+    server = Connection("net", "127.0.0.1:1", str(tmp_path / "ca.crt"))
+    ours = r"remove it and run `silofl operator add NAME`, and put its new line into federation\.yaml$"
+    fails(UserError, ours, Control, server)
+    assert main(["operator", "add", "alice"]) == 2
+    assert "remove it and run `silofl operator add NAME`" in capsys.readouterr().err
+    for call in (partial(Control, server, service=True), partial(make_key, tmp_path / SERVICE)):
+        fails(UserError, "remove it and run `silofl up`$", call)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.deployed
 @pytest.mark.timeout(300)
 def test_a_federation_with_operators(tmp_path, monkeypatch, capsys):
