@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from ..protocol.ours import errors
 from ..protocol.private import return_memory
 from .internals import internal
 
@@ -129,7 +130,7 @@ def keep_pieces() -> None:
         @classmethod
         def inflate(cls, object_content: bytes, children: Any = None) -> Any:
             if len(object_content) > MOST_DESCRIPTION:
-                raise ValueError("an array's description is too long")
+                raise errors.DataError("an array's description is too long")
             names = {name: SimpleNamespace(data=bytes.fromhex(name)) for name in children or {}}
             array = super().inflate(object_content, names)  # type: ignore[arg-type]
             data = array.data

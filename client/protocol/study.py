@@ -91,14 +91,6 @@ class Analysis(Kebab):
     def unit(self) -> str:
         return "hundredths" if self.metric in LOSSES else "points"
 
-    @model_validator(mode="after")
-    def limit_points(self) -> Self:
-        """Refuse a difference that no two shares have."""
-        for key in ("smallest_effect", "harm_margin"):
-            if self.unit == "points" and getattr(self, key) > 100:
-                raise ValueError(f"{key.replace('_', '-')} is more than 100 points")
-        return self
-
     @property
     def runs(self) -> list[tuple[str, int]]:
         """Strategy and seed of each run that the analysis needs."""
@@ -258,6 +250,9 @@ def _analysis_fault(study: StudyProtocol, analysis: Analysis) -> str:
         for value in each:
             if not allows(allowed, value):
                 return f"needs {key} = {value}, and [settings] has {key} = {words(allowed)}"
+    for key in ("smallest_effect", "harm_margin"):
+        if analysis.unit == "points" and getattr(analysis, key) > 100:
+            return f"{key.replace('_', '-')} is more than 100 points"
     if analysis.metric not in study.metrics:
         return f"metric = {analysis.metric}: metrics does not have it, so that it would not leave a hospital"
     for key, least in (
