@@ -13,7 +13,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # By version and SHA-256, as in the images: requirements/.
-$(VENV)/ready: pyproject.toml $(wildcard requirements/*) | $(BIN)/python
+$(VENV)/ready: pyproject.toml $(wildcard requirements/*.*) | $(BIN)/python
 	@echo "installing silofl and what it needs into $(VENV); the first time this takes minutes"
 	$(BIN)/python -m pip uninstall --quiet --yes silofl # pip check would read the requirements of before
 	PYTHON=$(BIN)/python sh requirements/install.sh dev

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 import zipfile
 from importlib import metadata
@@ -262,3 +263,31 @@ def test_pinning_the_base_is_one_command(tmp_path, answer, moved):
     assert (
         f"python:3.12-slim@{answer}" in (tmp_path / "docker/Dockerfile").read_text()
     ) == moved, again.stderr
+
+
+def test_make_installs_again_after_a_change_of_what_is_locked_alone(tmp_path):
+    """Not after a script there was imported, which makes __pycache__: tests beside it would lose what they run."""
+    for path in (
+        ROOT / "Makefile",
+        ROOT / "pyproject.toml",
+        *(ROOT / "requirements").glob("*.*"),
+    ):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    (tmp_path / "python/bin").mkdir(parents=True)
+    for name, seconds in (("python/bin/python", 1), ("python/ready", 2)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() + seconds,) * 2)
+    command = ["make", "-n", "install", "VENV=python"]
+
+    def installs():
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return "install.sh" in done.stdout
+
+    assert not installs()
+    (tmp_path / "requirements/__pycache__").mkdir()
+    os.utime(tmp_path / "requirements/__pycache__", (time.time() + 9,) * 2)
+    assert not installs()
+    os.utime(tmp_path / "requirements/silo.txt", (time.time() + 9,) * 2)
+    assert installs()
