@@ -322,7 +322,12 @@ def execute_missing(folder: Path, form: Form, every: Iterable[CellGroup]) -> Ite
     for cells in every:
         if cells.why_refused(form) or not has_data(cells.dataset):
             continue
-        with contextlib.suppress(DataError), hold_cells(file := cells.file(folder)):
+        file = cells.file(folder)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(hold_cells(file))
+            except DataError:  # and of no error while it is held
+                continue
             lines = read_lines(file)
             for repeat in form.repeats:
                 while missing := missing_trials(cells, lines, form, repeat):

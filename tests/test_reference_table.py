@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import reference
+from benchmarks import reference, reference_cells
 from benchmarks.reference_cells import (
     COHORTS,
     CONTRASTS,
@@ -28,7 +28,9 @@ from benchmarks.reference_cells import (
     TREES,
     CellGroup,
     all_cells,
+    execute_missing,
     execute_trial,
+    hold_cells,
     missing_trials,
     network_of,
     ordered_methods,
@@ -48,6 +50,7 @@ from benchmarks.reference_page import (
     read_tables,
     restore_cells,
 )
+from partitions.common.errors import DataError
 from partitions.datasets.registry import DATASETS, load_dataset
 from server.results.history import csv_text
 
@@ -444,3 +447,19 @@ def test_a_cell_without_a_score_is_named_with_its_reason(tmp_path):
     assert "fedavg,0,1,h,9,0.123457,\n" in files[f"{NAME}.csv"]
     restored = read_lines(cells.file(tmp_path / "again"))
     assert len(missing_trials(cells, restored, SMOKE, (0, 0))) == SMOKE.trials
+
+
+def test_a_file_that_another_process_has_is_left_out_and_no_error_of_its_own(
+    tmp_path, monkeypatch
+):
+    (cells, *_) = (c for c in all_cells() if not c.why_refused(SMOKE))
+
+    def fails(*of):
+        raise DataError("the file of cells cannot be read")
+
+    monkeypatch.setattr(reference_cells, "has_data", lambda dataset: True)
+    monkeypatch.setattr(reference_cells, "execute_trial", fails)
+    with hold_cells(cells.file(tmp_path)):
+        assert not list(execute_missing(tmp_path, SMOKE, [cells]))
+    with pytest.raises(DataError, match="cannot be read"):
+        list(execute_missing(tmp_path, SMOKE, [cells]))
