@@ -49,12 +49,11 @@ class RuntimeGrid(MessageGrid):
     ``until``: the time (``time.monotonic``) after which a reply is not waited for whose parts have begun to come.
     """
 
-    until = math.inf
-
     def __init__(self, grid: Any) -> None:
         keep_pieces()
         self.flowers, self.client = grid, grid._runtime_client
         self.report: Callable[[str], object] = lambda line: None
+        self.until = math.inf
         self.node = internal("node_pb2").Node(node_id=SUPERLINK)
 
     @property

@@ -81,9 +81,8 @@ class Mail:
         self.came = threading.Condition()  # parts of replies: for ServerApps that wait
         self.given: dict[int, Any] = {}  # by run: the last answer to its ServerApp
         self.lock = threading.Lock()
-        self.trees = (
-            threading.Lock()
-        )  # a reply's tree is checked and stored without another one in between
+        # A reply's tree is checked and stored without another one in between
+        self.trees = threading.Lock()
         self.left = 0  # bytes of a ServerApp's calls since cycles were searched for
 
     def note(self, request: Any, answer: Any) -> None:

@@ -98,17 +98,15 @@ class Receipts:
             if reply.has_error() or RECORD not in reply.content:
                 continue
             record = cast(Mapping[str, Any], reply.content.pop(RECORD))
-            node = reply.metadata.src_node_id
-            head = _head(record)
-            if head is not None and (name := self.names.get(node, head.silo)) != head.silo:
-                self.note(
-                    f"{name} says that its audit log is {printable(head.silo)}'s: no receipt"
-                )
-            elif self.key is not None and head is not None:
-                text = sign_receipt(
-                    self.key, run=self.run, run_id=str(reply.metadata.run_id), **dict(head)
-                )
-                signed[node] = head.silo, head.line, text
+            if self.key is None or (head := _head(record)) is None:
+                continue
+            node, run_id = reply.metadata.src_node_id, str(reply.metadata.run_id)
+            if (name := self.names.get(node, head.silo)) != head.silo:
+                claimed = printable(head.silo)
+                self.note(f"{name} says that its audit log is {claimed}'s: no receipt")
+                continue
+            text = sign_receipt(self.key, run=self.run, run_id=run_id, **dict(head))
+            signed[node] = head.silo, head.line, text
         if signed and self.path is not None:
             append(
                 self.path,

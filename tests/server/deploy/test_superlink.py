@@ -890,7 +890,6 @@ def test_a_reply_that_cannot_be_read_is_its_silos_error(server, part, fault):
 def test_who_replies_and_to_what_is_what_the_server_has_checked(server):
     """The reply's first part has such fields, too."""
     asked, other = (HostileReply(server) for _ in range(2))
-    reply = asked.server.silo()
     message = make_message(
         Metadata(server.run, "", 77, SUPERLINK_NODE_ID, other.asked, "", 0.0, 9.0, "train"),
         RecordDict({"metrics": MetricRecord({"loss": 1.0})}),
@@ -911,39 +910,27 @@ def test_an_array_of_one_part_many_times_is_not_joined(server):
         RecordDict({"model": record}),
     )
     names = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
-    for name in sorted(names, key=lambda name: names[name].count(b","), reverse=True):
-        if names[name].startswith(b"Array "):
-            head, body = names[name].split(b"\0", 1)
-            body = body.replace(
-                b'"arraychunk_ids": [0]', b'"arraychunk_ids": [' + b"0," * 999 + b"0]"
-            )
-            larger = b" ".join([*head.split(b" ")[:2], str(len(body)).encode()]) + b"\0" + body
-            array, new = name, larger
-    parts = renamed(names, array, new)
-    reply = HostileReply(server).send(parts)
+    (once,) = (name for name, part in names.items() if part.startswith(b"Array "))
+    head, body = names[once].split(b"\0", 1)
+    body = body.replace(b'"arraychunk_ids": [0]', b'"arraychunk_ids": [' + b"0," * 999 + b"0]")
+    often = b" ".join([*head.split(b" ")[:2], str(len(body)).encode()]) + b"\0" + body
+    reply = HostileReply(server).send(renamed(names, once, often))
     (array,) = reply.content["model"].values()
     joined = join_arrays(reply, 1 << 22)
     assert len(array.__dict__["pieces"]) == 1000
     with pytest.raises(DataError, match="more than 4194304 bytes"):
         check_reply(joined.content, ("model",), 1 << 22)
     assert len(array.__dict__["pieces"]) == 1000
-    assert len(array.data) == 1000 * (record["0"].data.__len__())
+    assert len(array.data) == 1000 * len(record["0"].data)
 
 
 def renamed(names, old, new):
-    """The parts of a message, the root first, in which one is another."""
-    while old:
-        names = {name: part for name, part in names.items() if name != old} | {
-            part_id(new): new
-        }
-        above = [name for name, part in names.items() if old.encode() in part]
-        old, new = (
-            (above[0], names[above[0]].replace(old.encode(), part_id(new).encode()))
-            if above
-            else ("", b"")
-        )
-    parts = list(names.values())
-    return sorted(parts, key=lambda part: not part.startswith(b"Message "))
+    """The parts of a message, the root first, in which one is another, and so all above it are."""
+    names = {name: part for name, part in names.items() if name != old} | {part_id(new): new}
+    for above, part in names.items():
+        if old.encode() in part:
+            return renamed(names, above, part.replace(old.encode(), part_id(new).encode()))
+    return sorted(names.values(), key=lambda part: not part.startswith(b"Message "))
 
 
 def test_a_reply_whose_parts_do_not_come_is_not_waited_for(server, monkeypatch):
